@@ -1,0 +1,79 @@
+# Penstock. `make` lists the targets. Nothing is needed beforehand but make, git and python3 (3.11+) with venv.
+# Where root may install it, PostgreSQL is installed for the tests; elsewhere its tests skip with a reason.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+BENCH_INSTALLED := $(VENV)/.installed-bench
+
+# Lines for `help` are the `##` comments after the targets.
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(INSTALLED) ## make .venv with every tool and the `tpu` command (instant when nothing changed)
+
+# Hashes are required, and the build backend is itself in the lock, so pip fetches nothing that is not pinned.
+$(INSTALLED): locks/dev.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED) locks/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bench.txt
+	touch $@
+
+.PHONY: demo
+demo: setup ## a first look: the catalogue, then the real controller in a simulated world with faults
+	$(BIN)/tpu catalog v5e
+	$(BIN)/tpu sim check --seeds 3
+
+.PHONY: test
+test: setup ## all tests, with a throwaway PostgreSQL
+	tools/with_postgres $(BIN)/pytest -n 2 $(ARGS)
+
+.PHONY: check
+check: setup ## lint, format, types, the import table, and the rules about the tree itself
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/tidy
+
+.PHONY: format
+format: setup ## rewrite the code as `check` wants it, where a machine can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench-core
+bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick, claim path and simulator (figures: docs/benchmarks.md)
+	tools/with_postgres $(BIN)/python -m tests.bench.core $(ARGS)
+
+MINUTES ?= 30
+.PHONY: soak
+soak: setup ## fresh simulation seeds on two cores for MINUTES (30); prints the sums, fails on any violation
+	$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
+
+# Releases younger than this stay out of the locks: a bad upload is usually withdrawn within a week.
+LOCK_UNTIL ?= 2026-11-08
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --exclude-newer $(LOCK_UNTIL) $(LOCK_ARGS) pyproject.toml
+
+.PHONY: lock
+lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; LOCK_ARGS=--upgrade takes them)
+	test -x $(BIN)/uv || $(MAKE) setup
+	$(COMPILE) -o locks/client.txt
+	$(COMPILE) --extra server --extra postgres --group dev -o locks/dev.txt
+	$(COMPILE) --extra server --extra postgres --group dev --group bench -o locks/bench.txt
+
+.PHONY: clean
+clean: ## remove .venv and everything made by the tools
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
