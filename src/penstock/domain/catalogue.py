@@ -196,9 +196,7 @@ def gaps() -> tuple[Gap, ...]:
             for accelerator in empty:
                 fact = _zone_fact if field == "zones" else _price_fact
                 by_reason.setdefault(fact(known, accelerator.name).source.note, []).append(accelerator.name)
-            found.extend(
-                Gap(known.generation, field, tuple(names), reason) for reason, names in by_reason.items()
-            )
+            found.extend(Gap(known.generation, field, tuple(names), reason) for reason, names in by_reason.items())
     return tuple(found)
 
 

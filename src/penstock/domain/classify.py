@@ -71,9 +71,7 @@ _SMALLER = "The host ran out of memory: load less at once per host, or use a sli
 _TAKEN: Final = _Fact(Cause.PREEMPTED, "certain", _RESUME)
 _TAKEN_LIKELY: Final = _Fact(Cause.PREEMPTED, "likely", _RESUME)
 _BROKEN: Final = _Fact(Cause.INFRA, "certain", _REPLACE)
-_LEAVING: Final = _Fact(
-    Cause.INFRA, "likely", "The slice was being stopped or deleted: retry on another one."
-)
+_LEAVING: Final = _Fact(Cause.INFRA, "likely", "The slice was being stopped or deleted: retry on another one.")
 _GONE: Final = _Fact(
     Cause.LOST,
     "likely",
@@ -102,17 +100,11 @@ SLICE_STATES: Final[dict[str, _Fact | None]] = {
 
 #: What the agent itself did or saw, and what follows. Cancel and timeout are its own acts: they come first.
 AGENT_REPORTS: Final[dict[str, _Fact]] = {
-    "cancelled": _Fact(
-        Cause.CANCELLED, "certain", "Nothing to do: somebody cancelled it; submit again to run it."
-    ),
-    "timeout": _Fact(
-        Cause.TIMEOUT, "certain", "Raise the job's time limit, or make the job resume and do less."
-    ),
+    "cancelled": _Fact(Cause.CANCELLED, "certain", "Nothing to do: somebody cancelled it; submit again to run it."),
+    "timeout": _Fact(Cause.TIMEOUT, "certain", "Raise the job's time limit, or make the job resume and do less."),
     "oom": _Fact(Cause.OOM, "certain", _SMALLER),
     "preempted": _TAKEN,
-    "launch_failed": _Fact(
-        Cause.INFRA, "certain", "The agent could not start the process: retry on another slice."
-    ),
+    "launch_failed": _Fact(Cause.INFRA, "certain", "The agent could not start the process: retry on another slice."),
     "device_busy": _Fact(
         Cause.INFRA, "certain", "Another process holds the chips: retry on another slice and clean this one."
     ),
@@ -121,9 +113,7 @@ AGENT_REPORTS: Final[dict[str, _Fact]] = {
         "certain",
         "The host's disk is full: write less to local disk, or retry on a fresh slice.",
     ),
-    "process_lost": _Fact(
-        Cause.LOST, "certain", "The process vanished without an exit status: resume elsewhere."
-    ),
+    "process_lost": _Fact(Cause.LOST, "certain", "The process vanished without an exit status: resume elsewhere."),
 }
 _AGENT_ACTS: Final = frozenset({"cancelled", "timeout"})
 

@@ -26,9 +26,7 @@ NEAR_LINES: Final = 50
 TRACEBACKS: Final = 8
 
 #: Colours, cursor moves and window titles. Each part excludes the next one's start and is bounded: linear.
-_ESCAPE: Final = re.compile(
-    r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])"
-)
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _HEADER: Final = "Traceback (most recent call last):"
 _CHAINED: Final = ("During handling of the above exception", "The above exception was the direct cause")
 _QUIET_LEVELS: Final = tuple(
@@ -85,9 +83,7 @@ def _weigh(lines: Sequence[str], hits: dict[int, Pattern], raised: _Exception) -
     """An exception nobody knows, against the rows that matched around it."""
     after = len(lines) - 1 - raised.line
     found = _best(lines, hits)
-    unknown = Finding(
-        PYTHON_EXCEPTION, printable(lines[raised.line]), "likely" if after <= NEAR_LINES else "guess"
-    )
+    unknown = Finding(PYTHON_EXCEPTION, printable(lines[raised.line]), "likely" if after <= NEAR_LINES else "guess")
     if found is None:
         return unknown
     if found.row.weight is Weight.ECHO:

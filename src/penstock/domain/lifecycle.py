@@ -61,9 +61,7 @@ TERMINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.C
 LIVE_JOB_STATES = frozenset({JobState.QUEUED, JobState.PROVISIONING, JobState.RUNNING})
 LIVE_ATTEMPT_STATES = frozenset({AttemptState.ASSIGNED, AttemptState.LAUNCHING, AttemptState.RUNNING})
 #: Slices that count against a team's and a pool's limit (S12): seen broken or leaving, they stop counting at once.
-COUNTED_SLICE_STATES = frozenset(
-    {SliceState.INTENDED, SliceState.CREATING, SliceState.READY, SliceState.DRAINING}
-)
+COUNTED_SLICE_STATES = frozenset({SliceState.INTENDED, SliceState.CREATING, SliceState.READY, SliceState.DRAINING})
 #: Slices the provider may still be billing: everything until its absence is proven.
 BILLED_SLICE_STATES = frozenset(set(SliceState) - {SliceState.GONE})
 #: On the way out for a reason that is not ours: these must be deleted, they hold quota.

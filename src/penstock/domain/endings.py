@@ -1,0 +1,68 @@
+"""Why an attempt ended, from what its hosts reported and what we ordered.
+
+`planner.recovery` asks when it closes an attempt without all reports, `controller.reports` when the last host has
+reported. An order of ours explains what followed from it; otherwise the first failure of the gang does, never an echo
+of it. It must not decide how the job goes on: that is `domain.policies`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.domain.classify import Signals, Verdict, classify, first_failure
+from penstock.domain.lifecycle import Cause
+from penstock.domain.nouns import Attempt, Exit
+
+#: The agent's word for a process it ended because it was told to: a consequence, never a cause.
+STOPPED: Final = "stopped"
+
+
+def end_of(attempt: Attempt, cancelled: bool) -> tuple[Cause, tuple[str, ...]]:
+    """Why an attempt ended all of whose hosts have reported, and the evidence."""
+    if cancelled:
+        return Cause.CANCELLED, ("the job was cancelled",)
+    if all(ended.well for ended in attempt.exits):
+        if attempt.fencing_at is not None:
+            return Cause.LOST, ("it ended well, but its fence had been passed",)
+        return Cause.SUCCEEDED, (f"all {attempt.hosts} hosts ended with exit code 0",)
+    return cause_of(attempt)
+
+
+def cause_of(attempt: Attempt) -> tuple[Cause, tuple[str, ...]]:
+    """The cause that our own stop order gives, else that of the first failure; with its evidence."""
+    stopped = cause_of_stop(attempt)
+    if stopped is not None:
+        return stopped, ("we stopped it",)
+    verdict = _first_failure(attempt.exits)
+    if verdict is None:  # its agents stopped it by themselves, because they had lost us
+        return Cause.LOST, ("its agents stopped it without an order",)
+    return verdict.cause, verdict.evidence
+
+
+def cause_of_stop(attempt: Attempt) -> Cause | None:
+    """What an attempt closes as because we stopped it; a gang is stopped because of something else."""
+    if attempt.stop is None or attempt.stop.why == "gang":
+        return None
+    own = {"cancelled": Cause.CANCELLED, "timeout": Cause.TIMEOUT}
+    return own.get(attempt.stop.why, Cause.PREEMPTED)
+
+
+def _first_failure(exits: tuple[Exit, ...]) -> Verdict | None:
+    """The verdict that explains a gang's end. Only if all of them are echoes, the first echo has to do."""
+    verdicts: list[Verdict] = []
+    for ended in exits:
+        if ended.well or ended.agent == STOPPED:
+            continue
+        signals = Signals(
+            exit_code=ended.code,
+            signal=ended.signal,
+            oom_killed=ended.oom_killed,
+            slice_state=ended.slice_state,
+            notice=ended.notice,
+            agent=ended.agent,
+            siblings=tuple(verdicts),
+            log_tail=ended.log_tail,
+        )
+        verdicts.append(classify(signals))
+    failed = [verdict for verdict in verdicts if verdict.cause is not Cause.SUCCEEDED]
+    return first_failure(failed) or (failed[0] if failed else None)

@@ -1,0 +1,385 @@
+"""The nouns of design §2 as frozen structs: one shape for domain, wire and rows.
+
+Every layer passes these around; only the controller's verbs make changed copies. Constructors of msgspec do not
+validate: what comes from outside is checked by `domain.admission` before it becomes one of these.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from penstock.domain import limits
+from penstock.domain.lifecycle import AttemptState, Cause, JobState, SliceState
+
+
+class Role(StrEnum):
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    AGENT = "agent"
+
+
+class Team(msgspec.Struct, frozen=True, kw_only=True):
+    """The trust domain: slices are shared inside it, never across."""
+
+    name: str
+    version: int = 0
+    chip_limit: int | None = None
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who acts: a user, service or agent of one team, with a role."""
+
+    name: str
+    team: str
+    role: Role
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """Where jobs wait. `quota_chips` is what the queue owns; up to `borrow_chips` more may be lent by idle peers."""
+
+    name: str
+    team: str
+    version: int = 0
+    weight: float = 1.0
+    quota_chips: int | None = None
+    borrow_chips: int | None = None
+    band: int = 0
+    paused: bool = False
+    used_chip_s: float = 0.0  #: decayed chip-seconds of closed attempts, as of `used_at`
+    used_at: float = 0.0
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """A named wish for slices. With `per_zone` it is a fleet: a fixed count in each zone."""
+
+    name: str
+    team: str
+    provider: str
+    accelerator: str
+    chips: int
+    hosts: int
+    zones: tuple[str, ...]
+    version: int = 0
+    min: int = 0
+    max: int = 1
+    spot: bool = False
+    idle_s: float = 600.0
+    race: int = 1  #: zones asked at once for one slice; the first to be ready is kept
+    per_zone: int | None = None
+    teams: tuple[str, ...] = ()  #: other teams that may use it
+    usd_per_chip_hour: float | None = None
+    deleted: bool = False
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """A name only: the value is resolved on the host and never stored."""
+
+    name: str
+
+
+class Snippet(msgspec.Struct, frozen=True, tag="snippet"):
+    code: str
+    variables: dict[str, object] = {}
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    argv: tuple[str, ...]
+    snapshot: str | None = None
+
+
+class Task(msgspec.Struct, frozen=True, tag="task"):
+    """A built-in task, such as an extraction."""
+
+    name: str
+    arguments: dict[str, object] = {}
+
+
+Payload = Snippet | Command | Task
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attempt needs: a gang of `slices` equal slices, of the first accelerator that can be had."""
+
+    accelerators: tuple[str, ...]
+    chips: int  #: of one slice of the first accelerator: what quota is checked with before placement
+    slices: int = 1
+    pool: str | None = None
+    zones: tuple[str, ...] = ()
+    spot: bool | None = None
+    memory_bytes: int | None = None
+
+
+class Replicas(msgspec.Struct, frozen=True):
+    """How many copies of a job may run at once."""
+
+    min: int = 1
+    max: int = 1
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job goes on after a failure: a preset's name and the budgets."""
+
+    preset: str = "pre"
+    failure_budget: int = limits.FAILURE_BUDGET_DEFAULT
+    infra_budget: int = limits.INFRA_BUDGET_DEFAULT
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user asked for; never changed after submit."""
+
+    team: str
+    queue: str
+    resources: Resources
+    payload: Payload = Command(())  #: light reads leave it out: planning never looks at it
+    name: str = ""
+    user: str = ""
+    replicas: Replicas = Replicas()
+    rule: Rule = Rule()
+    priority: int = 0
+    timeout_s: float = limits.TIMEOUT_S_DEFAULT
+    expected_s: float | None = None  #: how long the user thinks it runs; only backfill uses it, the timeout binds
+    after: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    env: dict[str, str] = {}
+    secrets: tuple[Secret, ...] = ()
+    outputs: tuple[str, ...] = ()
+    environment: str = ""  #: hash of the set-up; a slice that ran it before is warm
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempts of one replica so far: its fence, stage and what it spent of the budgets."""
+
+    replica: int
+    fence: int
+    stage: int = 0
+    attempts: int = 0
+    failures: int = 0
+    losses: int = 0
+    quick_losses: int = 0  #: losses in a row that came soon after the start; the poison breaker counts them
+    not_before: float = 0.0
+    live: bool = False
+    done: bool = False
+    last_cause: Cause | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's spec and where it stands. `fence` is the highest fence ever issued for any replica."""
+
+    id: str
+    spec: JobSpec
+    state: JobState
+    created_at: float
+    version: int = 0
+    updated_at: float = 0.0
+    key: str | None = None
+    body_hash: str = ""
+    priority: int = 0
+    tags: tuple[str, ...] = ()
+    fence: int = 0
+    cancel_at: float | None = None
+    chains: tuple[Chain, ...] = ()
+    outputs: tuple[str, ...] = ()  #: committed ones
+    open_units: int | None = None  #: work units still open, as the payload last said; None: not that kind of job
+    blocked: int = 0  #: jobs of `spec.after` that have not finished well yet
+    cause: Cause | None = None
+    reason: str = ""
+    finished_at: float | None = None
+    parent: str | None = None
+    stage: int = 0  #: of the first attempt: more than 0 when the job resumes another
+
+    @property
+    def live_chains(self) -> tuple[Chain, ...]:
+        return tuple(chain for chain in self.chains if chain.live)
+
+    @property
+    def waiting(self) -> bool:
+        """Among the heads of its queue: never placed, not blocked, not cancelled."""
+        return self.state is JobState.QUEUED and not self.chains and self.blocked == 0 and self.cancel_at is None
+
+    def chain(self, replica: int) -> Chain:
+        """The chain of one replica; a fresh one if it was never placed."""
+        for chain in self.chains:
+            if chain.replica == replica:
+                return chain
+        return Chain(replica=replica, fence=0, stage=self.stage)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """A slice as an attempt holds it: the incarnation, not only the name."""
+
+    slice: str
+    provider_id: str
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the process of one host ended, in typed facts."""
+
+    host: int
+    code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    agent: str | None = None  #: the agent's own word: "timeout", "device_busy", "process_lost", "stopped", …
+    slice_state: str | None = None
+    notice: bool = False
+    log_tail: str = ""
+
+    @property
+    def well(self) -> bool:
+        return self.code == 0 and self.signal is None and not self.oom_killed and self.agent is None
+
+
+class StopOrder(msgspec.Struct, frozen=True):
+    """The agents were asked to stop an attempt."""
+
+    why: str  #: "cancelled", "reclaimed", "timeout", "gang", "replica", "drained"
+    at: float
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try to run one replica of a job on its gang."""
+
+    id: str
+    job: str
+    replica: int
+    fence: int
+    team: str
+    queue: str
+    chips: int
+    slices: tuple[Bound, ...]
+    hosts: int  #: of the whole gang: the world size
+    created_at: float
+    timeout_s: float
+    state: AttemptState = AttemptState.ASSIGNED
+    version: int = 0
+    stage: int = 0
+    band: int = 0
+    borrowed: bool = False
+    launched: tuple[int, ...] = ()
+    started: tuple[int, ...] = ()
+    started_at: float | None = None
+    exits: tuple[Exit, ...] = ()
+    outputs: tuple[str, ...] = ()  #: complete in staging, as its hosts said
+    stop: StopOrder | None = None
+    fencing_at: float | None = None
+    fenced_at: float | None = None
+    cause: Cause | None = None
+    evidence: tuple[str, ...] = ()
+    closed_at: float | None = None
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """Accelerator capacity that comes and goes as a whole. Its id is its name at the provider, never reused."""
+
+    id: str
+    team: str
+    pool: str
+    provider: str
+    zone: str
+    accelerator: str
+    chips: int
+    hosts: int
+    intended_at: float
+    spot: bool = False
+    race: str | None = None
+    state: SliceState = SliceState.INTENDED
+    version: int = 0
+    provider_id: str | None = None
+    provider_state: str | None = None
+    joined: tuple[str | None, ...] = ()  #: incarnation of the agent on each host
+    attempt: str | None = None
+    ready_at: float | None = None
+    idle_since: float | None = None
+    warm: str = ""  #: environment it ran last
+    dirty: bool = False  #: a process of a closed attempt may still live here: never reused
+    why: str = ""  #: why it is leaving
+    deleting_at: float | None = None
+    gone_at: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.state is SliceState.READY and self.attempt is None and not self.dirty
+
+
+class Zone(msgspec.Struct, frozen=True, kw_only=True):
+    """What history says of one kind of capacity in one zone: how often it is granted, how soon, how long it lives."""
+
+    provider: str
+    zone: str
+    accelerator: str
+    spot: bool
+    version: int = 0
+    grants: float = 0.0  #: decayed counts
+    refusals: float = 0.0
+    tries: int = 0
+    ready_s: float | None = None  #: smoothed time from intent to ready
+    life_s: float | None = None  #: smoothed time from ready to preemption
+    losses: float = 0.0
+    backoff_until: float = 0.0
+    streak: int = 0  #: refusals in a row
+    tried_at: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return zone_id(self.provider, self.zone, self.accelerator, self.spot)
+
+
+def zone_id(provider: str, zone: str, accelerator: str, spot: bool) -> str:
+    return f"{provider}/{zone}/{accelerator}/{'spot' if spot else 'on-demand'}"
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """A counter with a limit: chips of a team, pool, provider or queue. The store keeps `used` with each change."""
+
+    scope: str  #: "team", "pool", "provider", "queue", or "cohort": all queues of a team
+    name: str
+    limit_chips: int | None = None
+    used_chips: int = 0
+    version: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.scope}/{self.name}"
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """Switches of the whole installation."""
+
+    version: int = 0
+    maintenance: bool = False  #: stop creating and placing, keep cleaning
+
+    @property
+    def id(self) -> str:
+        return "control"
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may perform effects: the holder of the highest epoch."""
+
+    epoch: int
+    holder: str
+    version: int = 0
+    renewed: int = 0  #: counts renewals; a standby watches it change instead of comparing clocks
+
+    @property
+    def id(self) -> str:
+        return "leader"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the append-only log. `seq` is commit order and the only order; `at` is for people."""
+
+    seq: int
+    at: float
+    kind: str
+    entity: str
+    id: str
+    version: int
+    actor: str
+    epoch: int = 0
+    fence: int = 0
+    body: dict[str, object] = {}

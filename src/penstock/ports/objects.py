@@ -1,0 +1,41 @@
+"""Buckets and directories: the verbs the control plane and the extraction ledger need, nothing more.
+
+The first writer of a name wins with `put_new`; its answer may be lost, so a caller that sees `AlreadyThere` reads
+the object back before it decides who won.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An object as read: its bytes and which write of that name it was."""
+
+    data: bytes
+    generation: int
+
+
+class ObjectsError(Exception):
+    """The store of objects could not be reached or refused; the outcome of a write is unknown."""
+
+
+class AlreadyThere(Exception):
+    """`put_new` found the name taken, perhaps by an earlier try of the same caller."""
+
+
+class Objects(Protocol):
+    async def put(self, path: str, data: bytes) -> int:
+        """Write or replace; the answer is the new generation."""
+
+    async def put_new(self, path: str, data: bytes) -> int:
+        """Create if absent; raises `AlreadyThere`."""
+
+    async def get(self, path: str) -> Stored | None: ...
+
+    async def list(self, prefix: str) -> tuple[str, ...]: ...
+
+    async def delete(self, path: str) -> None:
+        """Deleting what is absent is no error."""

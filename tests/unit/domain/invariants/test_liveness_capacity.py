@@ -1,0 +1,273 @@
+"""Free capacity is used, nothing leaks, queues share: each rule holds in the clear case and breaks when it should."""
+
+import pytest
+
+from penstock.domain import limits
+from penstock.domain.invariants import liveness_capacity
+from tests.unit.domain.invariants.scribe import LABEL, Scribe
+
+
+@pytest.fixture
+def run() -> Scribe:
+    scribe = Scribe()
+    scribe.queue_created()
+    scribe.slice("s1")
+    scribe.heal()
+    return scribe
+
+
+def late(scribe: Scribe) -> bool:
+    return bool(scribe.broken("L1"))
+
+
+# --- L1 ---
+def test_l1_placed_in_time(run: Scribe) -> None:
+    run.job("j1")
+    run.ticks(2)
+    run.placed("j1", "a1", "s1")
+    run.started("a1")
+    run.job("j2")
+    run.ticks(20)
+    run.succeeded("a1")
+    run.ticks(1)
+    run.placed("j2", "a2", "s1")
+    assert run.premises("L1") == 2
+
+
+def test_l1_placed_too_late(run: Scribe) -> None:
+    run.job("j1")
+    run.ticks(5)
+    run.placed("j1", "a1", "s1")
+    assert run.broken("L1") == ["waited 25 s beside free slice s1"]
+
+
+def test_l1_never_placed(run: Scribe) -> None:
+    run.job("j1")
+    run.ticks(5)
+    assert late(run)
+
+
+def test_l1_a_returning_job_after_preemption(run: Scribe) -> None:
+    run.job("j1")
+    run.placed("j1", "a1", "s1")
+    run.started("a1")
+    run.requeued("a1", "preempted")
+    run.slice("s2")
+    run.ticks(5)
+    assert late(run)
+
+
+def test_l1_a_wakeup_that_was_lost(run: Scribe) -> None:
+    run.job("j1", after=("j0",))
+    run.ticks(10)
+    assert run.premises("L1") == 0
+    run.commit("job.unblocked", "j1", by="j0")
+    run.ticks(10)
+    assert late(run)
+
+
+@pytest.mark.parametrize("excuse", ["silent", "lost", "dirty", "draining", "other team", "other kind", "bound"])
+def test_l1_slices_that_are_of_no_use(run: Scribe, excuse: str) -> None:
+    match excuse:
+        case "silent":
+            run.world("agent.silent", "s1", host=0)
+        case "lost":
+            run.world("vm.preempted", "s1", provider_id="vm-s1")
+        case "dirty":
+            run.commit("slice.bound", "s1", attempt="a0")
+            run.commit("slice.released", "s1", attempt="a0", clean=False)
+        case "draining":
+            run.commit("slice.draining", "s1", why="notice")
+        case "bound":
+            run.commit("slice.bound", "s1", attempt="a0")
+        case _:
+            assert excuse in ("other team", "other kind")
+    if excuse == "other team":
+        run.job("j1", team="blue")
+    elif excuse == "other kind":
+        run.job("j1")
+        run.jobs["j1"]["accelerators"] = ["v4-8"]
+        run.history.events[-1].body["accelerators"] = ["v4-8"]
+    else:
+        run.job("j1")
+    run.ticks(10)
+    assert run.premises("L1") == 0
+
+
+@pytest.mark.parametrize("excuse", ["gang", "quota", "maintenance", "backoff", "wish"])
+def test_l1_speaks_of_the_clear_case_only(run: Scribe, excuse: str) -> None:
+    match excuse:
+        case "gang":
+            run.job("j0", slices=2)
+        case "quota":
+            run.commit("queue.edited", "default", quota_chips=0, borrow_chips=0)
+        case "maintenance":
+            run.commit("control.edited", "control", maintenance=True)
+        case _:
+            assert excuse in ("backoff", "wish")
+    run.job("j1")
+    if excuse == "backoff":
+        run.placed("j1", "a1", "s1")
+        run.requeued("a1", "lost")
+    elif excuse == "wish":
+        run.history.events[-1].body["pool"] = "elsewhere"
+    run.ticks(10)
+    assert not late(run)
+
+
+def test_l1_a_window_too_long_to_see_all_of(run: Scribe) -> None:
+    for number in range(limits.WINDOW_JOBS + 1):
+        run.job(f"j{number:03}")
+    run.ticks(10)
+    assert not late(run)
+    run.commit("job.cancelled", "j000")
+    run.ticks(10)
+    assert late(run)
+
+
+def test_l1_silence_before_the_heal_is_no_premise() -> None:
+    scribe = Scribe()
+    scribe.slice("s1")
+    scribe.job("j1")
+    scribe.ticks(100)
+    assert scribe.premises("L1") == 0
+
+
+# --- L4 ---
+def test_l4_everything_is_owned_or_deleted(run: Scribe) -> None:
+    run.slice("s2")
+    run.slice_deleted("s2")
+    run.ticks(1)
+    assert run.premises("L4") == 3
+
+
+@pytest.mark.parametrize("deleted_in_time", [True, False])
+def test_l4_an_orphan(run: Scribe, deleted_in_time: bool) -> None:
+    run.world("vm.created", "x1", provider_id="vm-x1", zone="z1", label=LABEL, chips=8, provider="fake")
+    run.wait(600.0)
+    if deleted_in_time:
+        run.world("vm.deleted", "x1", provider_id="vm-x1")
+    run.wait(1000.0)
+    run.ticks(1)
+    assert bool(run.broken("L4")) is not deleted_in_time
+
+
+def test_l4_somebody_elses_machine_is_left_alone(run: Scribe) -> None:
+    run.world("vm.created", "x1", provider_id="vm-x1", zone="z1", label="somebody", chips=8, provider="fake")
+    run.wait(5000.0)
+    run.ticks(1)
+    assert run.broken("L4") == []
+
+
+def test_l4_name_dropped_without_tombstone(run: Scribe) -> None:
+    run.slice_intended("s2")
+    run.commit("slice.deleting", "s2", why="refused")
+    run.commit("slice.gone", "s2", evidence=[])
+    run.wait(30.0)
+    run.slice_created("s2")
+    run.wait(5000.0)
+    run.ticks(1)
+    assert len(run.broken("L4")) == 1
+
+
+def test_l4_a_delete_that_is_never_done(run: Scribe) -> None:
+    run.commit("slice.deleting", "s1", why="idle")
+    run.wait(5000.0)
+    run.ticks(1)
+    assert len(run.broken("L4")) == 1
+
+
+def test_l4_an_intent_that_nobody_settles(run: Scribe) -> None:
+    run.slice_intended("s2")
+    run.wait(liveness_capacity.INTENT_RESOLVED_S + 10)
+    run.ticks(1)
+    assert len(run.broken("L4")) == 1
+
+
+# --- L6 ---
+def shared(scribe: Scribe) -> None:
+    """Two queues of equal weight, one slice between them; jobs wait in both."""
+    scribe.queue_created("other")
+    for number in range(20):
+        scribe.job(f"j{number:02}", queue="default")
+        scribe.job(f"k{number:02}", queue="other")
+
+
+def turn(scribe: Scribe, job: str) -> None:
+    scribe.placed(job, f"a-{job}", "s1")
+    scribe.started(f"a-{job}")
+    scribe.ticks(120)
+    scribe.succeeded(f"a-{job}")
+
+
+def test_l6_taking_turns(run: Scribe) -> None:
+    shared(run)
+    for number in range(5):
+        turn(run, f"j{number:02}")
+        turn(run, f"k{number:02}")
+    assert run.premises("L6") == 9
+
+
+def test_l6_one_queue_starves(run: Scribe) -> None:
+    shared(run)
+    for number in range(5):
+        turn(run, f"j{number:02}")
+    assert len(run.broken("L6")) == 3
+
+
+def test_l6_weights_count(run: Scribe) -> None:
+    run.commit("queue.edited", "default", team="red", weight=4.0, quota_chips=None, borrow_chips=None, band=0)
+    shared(run)
+    for number in range(5):
+        turn(run, f"j{number:02}")
+    assert run.premises("L6") == 4
+
+
+@pytest.mark.parametrize("difference", ["band", "quota", "gang"])
+def test_l6_compares_equals_only(run: Scribe, difference: str) -> None:
+    shared(run)
+    quota, band = (4 if difference == "quota" else None), (1 if difference == "band" else 0)
+    run.commit("queue.edited", "other", team="red", weight=1.0, quota_chips=quota, borrow_chips=None, band=band)
+    if difference == "gang":
+        run.job("k99", queue="other", slices=2)
+    for number in range(5):
+        turn(run, f"j{number:02}")
+    assert run.premises("L6") == 0
+
+
+def test_l6_a_quota_that_leaves_room_is_no_excuse(run: Scribe) -> None:
+    shared(run)
+    run.commit("queue.edited", "other", team="red", weight=1.0, quota_chips=8, borrow_chips=0, band=0)
+    for number in range(5):
+        turn(run, f"j{number:02}")
+    assert len(run.broken("L6")) == 3
+
+
+def gang_waits(scribe: Scribe) -> None:
+    """A gang of two waits; one slice is free, the other is taken for at most 600 s more."""
+    scribe.slice("s2")
+    scribe.job("j1")
+    scribe.placed("j1", "a1", "s1", timeout_s=700.0)
+    scribe.job("j2", slices=2)
+    scribe.job("j3")
+    scribe.ticks(20)
+
+
+def test_l6_a_short_job_may_pass(run: Scribe) -> None:
+    gang_waits(run)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=500.0)
+    assert run.premises("L6") == 1
+
+
+def test_l6_backfill_delays_the_head(run: Scribe) -> None:
+    gang_waits(run)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert run.broken("L6") == ["j3 was let past it and keeps a slice 4400 s beyond its start"]
+
+
+def test_l6_backfill_on_a_slice_the_gang_does_not_need(run: Scribe) -> None:
+    gang_waits(run)
+    run.slice("s3")
+    run.slice("s4", zone="z2")
+    run.placed("j3", "a3", "s4", backfilled=True, timeout_s=5000.0)
+    assert run.premises("L6") == 1
