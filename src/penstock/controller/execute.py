@@ -1,0 +1,279 @@
+"""Performs a plan, never decides: commits what the plan says, then calls the outside, then commits what was seen.
+
+Called by the loop once per tick. All decisions of a tick are one transaction (`carry_out`); calls to providers and the
+bucket run in the background and are repeated by later plans until the store shows their effect. Every verb checks
+again what the plan assumed, so a stale plan does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from penstock.controller import attempts, jobs, slices
+from penstock.controller.calls import Calls, Pace
+from penstock.controller.verbs import Outdated, verb
+from penstock.controller.witness import Evidence
+from penstock.domain import limits
+from penstock.domain.custody import fence_path
+from penstock.domain.ids import IdMaker
+from penstock.domain.lifecycle import SliceState
+from penstock.domain.nouns import Slice
+from penstock.planner import actions
+from penstock.planner.actions import Action, Plan
+from penstock.ports.capacity import (
+    Capacity,
+    CapacityError,
+    NameTaken,
+    PermissionDenied,
+    QuotaExceeded,
+    RateLimited,
+    Seen,
+    Stockout,
+)
+from penstock.ports.clock import Clock
+from penstock.ports.objects import Objects, ObjectsError
+from penstock.ports.store import QuotaFull, Reader, Store, Transaction
+
+#: How long a zone rests when the project may not have more there: asking sooner cannot help.
+REFUSED_WAIT_S: Mapping[type[CapacityError], float | None] = {
+    Stockout: None,
+    QuotaExceeded: 300.0,
+    PermissionDenied: 600.0,
+}
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's intent with the names its slices shall have: (name, zone) of each."""
+
+    pool: str
+    team: str
+    wanted: tuple[tuple[str, str], ...]
+    race: str | None
+
+
+Step = (
+    attempts.Placement
+    | Wish
+    | actions.Release
+    | actions.Drain
+    | actions.Bury
+    | actions.Stop
+    | actions.Close
+    | actions.Finish
+)
+
+
+@verb
+def carry_out(tx: Transaction, steps: Sequence[Step]) -> list[str]:
+    """All decisions of one tick in one commit; answers which were left because things had changed."""
+    left = []
+    for step in steps:
+        try:
+            _carry_out_one(tx, step)
+        except (Outdated, QuotaFull) as error:
+            left.append(f"{type(step).__name__}: {error}")
+    return left
+
+
+def _carry_out_one(tx: Transaction, step: Step) -> None:
+    match step:
+        case attempts.Placement():
+            attempts.place_one(tx, step)
+        case Wish():
+            slices.intend(tx, step.pool, step.team, step.wanted, step.race)
+        case actions.Release():
+            slices.release(tx, step.slice, step.why)
+        case actions.Drain():
+            slices.drain(tx, step.slice, step.why)
+        case actions.Bury():
+            slices.bury(tx, step.slice, step.evidence)
+        case actions.Stop():
+            attempts.stop(tx, step.attempt, step.why)
+        case actions.Close():
+            attempts.close(tx, step.attempt, step.cause, step.evidence, step.clean)
+        case actions.Finish():
+            jobs.finish(tx, step.job, step.cancelled, step.reason)
+
+
+class Executor:
+    """Performs plans for one controller while it leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        capacities: Mapping[str, Capacity],
+        objects: Objects,
+        clock: Clock,
+        ids: IdMaker,
+        evidence: Evidence,
+        calls: Calls,
+        label: str,
+    ) -> None:
+        self._store = store
+        self._capacities = capacities
+        self._objects = objects
+        self._clock = clock
+        self._ids = ids
+        self._evidence = evidence
+        self._calls = calls
+        self._label = label
+        self._pace = {name: Pace(clock, limits.CREATES_PER_MINUTE) for name in capacities}
+
+    async def perform(self, plan: Plan) -> None:
+        """Commit the plan's decisions, then start the calls that follow from them."""
+        steps = [step for action in plan.actions if (step := self._step(action)) is not None]
+        if steps:
+            await self._store.transact(carry_out, steps)
+        for step in steps:
+            if isinstance(step, Wish):
+                for name, _ in step.wanted:
+                    self._start("create", name, self._create)
+            elif isinstance(step, actions.Release):
+                self._start("delete", step.slice, self._delete)
+            elif isinstance(step, actions.Bury):
+                self._evidence.forget_slice(step.slice)
+        for action in plan.actions:
+            match action:
+                case actions.Create():
+                    self._start("create", action.slice, self._create)
+                case actions.Delete():
+                    self._start("delete", action.slice, self._delete)
+                case actions.Ask():
+                    self._start("ask", action.slice, self._ask)
+                case actions.Fence():
+                    self._calls.start(f"fence {action.attempt}", partial(self._fence, action.attempt))
+                case _:
+                    pass
+
+    def _step(self, action: Action) -> Step | None:
+        """The part of an action that is a commit, with the ids it needs."""
+        now = self._clock.now()
+        match action:
+            case actions.Place():
+                return attempts.Placement(
+                    attempt=self._ids.make("attempt", now),
+                    job=action.job,
+                    replica=action.replica,
+                    slices=action.slices,
+                    chips=action.chips,
+                    band=action.band,
+                    borrowed=action.borrowed,
+                    backfilled=action.backfilled,
+                )
+            case actions.Intend():
+                race = self._ids.make("race", now) if len(action.zones) > 1 else None
+                wanted = tuple((self._ids.make("slice", now), zone) for zone in action.zones)
+                return Wish(pool=action.pool, team=action.team, wanted=wanted, race=race)
+            case actions.Create() | actions.Delete() | actions.Ask() | actions.Fence():
+                return None
+            case _:
+                return action
+
+    def _start(self, what: str, slice: str, call: Callable[[str], Awaitable[None]]) -> None:
+        """One provider call per slice at a time: a delete never overtakes its create."""
+        if slice not in self._evidence.busy:
+            self._evidence.busy.add(slice)
+            self._calls.start(f"{what} {slice}", partial(self._freeing, slice, call))
+
+    async def _freeing(self, slice: str, call: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await call(slice)
+        finally:
+            self._evidence.busy.discard(slice)
+
+    async def _slice(self, id: str) -> Slice | None:
+        return await self._store.read(_read_slice, id)
+
+    async def _create(self, id: str) -> None:
+        slice = await self._slice(id)
+        if slice is None or slice.state is not SliceState.INTENDED:
+            return
+        pace = self._pace[slice.provider]
+        if not pace.take():
+            return
+        try:
+            seen = await self._ask_for(slice)
+        except RateLimited as error:
+            pace.hold(error.retry_after_s if error.retry_after_s is not None else 10.0)
+            return
+        except (Stockout, QuotaExceeded, PermissionDenied) as error:
+            await self._store.transact(slices.refuse, id, str(error), REFUSED_WAIT_S[type(error)])
+            return
+        except (CapacityError, TimeoutError):
+            return  # whether it took effect is unknown: the next plan asks again, by name
+        if seen is None:
+            return
+        if seen.label != self._label:
+            await self._store.transact(slices.disown, id, "the name belongs to somebody else")
+            return
+        await self._store.transact(slices.observe, [seen])
+
+    async def _ask_for(self, slice: Slice) -> Seen | None:
+        capacity = self._capacities[slice.provider]
+        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            try:
+                return await capacity.create(slice)
+            except NameTaken:
+                return await capacity.get(slice.id, slice.zone)
+
+    async def _delete(self, id: str) -> None:
+        slice = await self._slice(id)
+        if slice is None or slice.state is not SliceState.DELETING:
+            return
+        self._evidence.deleted(id)
+        capacity = self._capacities[slice.provider]
+        try:
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                if slice.provider_id is None:
+                    # Nobody has ever confirmed that what bears this name is ours.
+                    seen = await capacity.get(id, slice.zone)
+                    if seen is None or seen.label != self._label:
+                        return
+                await capacity.delete(id, slice.zone)
+        except RateLimited as error:
+            self._pace[slice.provider].hold(error.retry_after_s or 10.0)
+        except (CapacityError, TimeoutError):
+            return  # repeated after `DELETE_RETRY_S` until a get says that it does not exist
+
+    async def _ask(self, id: str) -> None:
+        slice = await self._slice(id)
+        if slice is None:
+            return
+        try:
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                seen = await self._capacities[slice.provider].get(id, slice.zone)
+        except (CapacityError, TimeoutError):
+            self._evidence.doubted(id)
+            return
+        ours = seen is not None and seen.label == self._label
+        self._evidence.asked(id, exists=ours)
+        if seen is not None and ours:
+            await self._store.transact(slices.observe, [seen])
+
+    async def _fence(self, attempt: str) -> None:
+        """Pass the fence in the store, then in the bucket; only then does the wait for a successor begin."""
+        try:
+            wanted = await self._store.transact(attempts.raise_fence, attempt)
+        except Outdated:
+            return
+        path = fence_path(wanted.job, wanted.replica)
+        try:
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                await self._objects.put(path, str(wanted.fence).encode())
+        except (ObjectsError, TimeoutError):
+            self._evidence.objects_down = True
+            return
+        self._evidence.objects_down = False
+        self._evidence.fenced(attempt)
+        try:
+            await self._store.transact(attempts.fenced, attempt)
+        except Outdated:
+            return
+
+
+def _read_slice(reader: Reader, id: str) -> Slice | None:
+    return reader.slice(id)

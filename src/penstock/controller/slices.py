@@ -1,0 +1,261 @@
+"""Verbs on slices: intend, observe, release, drain, bury, sweep, and what each teaches about its zone.
+
+`controller.execute` performs plans through them, `controller.observe` reports what providers show. A name is never
+reused: a slice that is gone stays a tombstone. They must not call a provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.controller.verbs import Outdated, save_slice, verb
+from penstock.domain import limits
+from penstock.domain.lifecycle import BROKEN_SLICE_STATES, LIVE_ATTEMPT_STATES, SliceState
+from penstock.domain.nouns import Pool, Slice, Zone, zone_id
+from penstock.planner import zones
+from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, Seen
+from penstock.ports.store import Transaction
+
+_COMING = (SliceState.INTENDED, SliceState.CREATING)
+_HELD = (*_COMING, SliceState.READY, SliceState.DRAINING)
+
+
+@verb
+def intend(tx: Transaction, pool_name: str, team: str, wanted: Sequence[tuple[str, str]], race: str | None) -> None:
+    """Commit the wish for one slice, in one zone or racing in several: `wanted` is (name, zone) of each."""
+    pool = tx.pool(pool_name)
+    if pool is None or pool.deleted or tx.control().maintenance:
+        raise Outdated(f"pool {pool_name} makes no slices now")
+    if team != pool.team and team not in pool.teams:
+        raise Outdated(f"team {team} may not use pool {pool_name}")
+    for id, zone in wanted:
+        _intend_one(tx, pool, team, id, zone, race)
+
+
+def _intend_one(tx: Transaction, pool: Pool, team: str, id: str, zone: str, race: str | None) -> None:
+    slice = Slice(
+        id=id,
+        team=team,
+        pool=pool.name,
+        provider=pool.provider,
+        zone=zone,
+        accelerator=pool.accelerator,
+        chips=pool.chips,
+        hosts=pool.hosts,
+        spot=pool.spot,
+        race=race,
+        intended_at=tx.at,
+    )
+    save_slice(
+        tx,
+        None,
+        slice,
+        "slice.intended",
+        pool=pool.name,
+        team=team,
+        provider=pool.provider,
+        zone=zone,
+        accelerator=pool.accelerator,
+        chips=pool.chips,
+        hosts=pool.hosts,
+        race=race,
+        spot=pool.spot,
+    )
+
+
+@verb
+def observe(tx: Transaction, sightings: Sequence[Seen]) -> None:
+    """Take in what a provider shows of slices we know; what is unknown is the sweep's business."""
+    for seen in sightings:
+        slice = tx.slice(seen.name)
+        if slice is not None:
+            _observe_one(tx, slice, seen)
+
+
+def _observe_one(tx: Transaction, slice: Slice, seen: Seen) -> None:
+    if slice.provider_id is not None and slice.provider_id != seen.provider_id:
+        if slice.state in _HELD:
+            fail_slice(tx, slice, "the provider shows another machine under this name")
+        return
+    if slice.state is SliceState.INTENDED and seen.state in (CREATING, READY):
+        slice = save_slice(
+            tx,
+            slice,
+            msgspec.structs.replace(slice, state=SliceState.CREATING, provider_id=seen.provider_id),
+            "slice.creating",
+            provider_id=seen.provider_id,
+        )
+    if slice.provider_state != seen.state or slice.provider_id is None:
+        slice = save_slice(
+            tx,
+            slice,
+            msgspec.structs.replace(slice, provider_state=seen.state, provider_id=seen.provider_id),
+            "slice.observed",
+            provider_state=seen.state,
+        )
+    if slice.state not in _HELD:
+        return
+    if seen.state == READY:
+        settle_ready(tx, slice)
+    elif seen.state == PREEMPTED:
+        _lose(tx, slice)
+    elif seen.state in (FAILED, DELETING):
+        if seen.state == FAILED and slice.ready_at is None:
+            _learn(tx, slice, "refused")  # taken in, then not granted: the zone must rest as after any refusal
+        fail_slice(tx, slice, seen.detail or f"the provider shows it as {seen.state}")
+
+
+def settle_ready(tx: Transaction, slice: Slice) -> Slice:
+    """A slice is ready when the provider says so and every host's agent has joined."""
+    if (
+        slice.state is not SliceState.CREATING
+        or slice.provider_state != READY
+        or not slice.joined
+        or None in slice.joined
+    ):
+        return slice
+    _learn(tx, slice, "granted", ready_s=max(0.0, tx.at - slice.intended_at))
+    ready = msgspec.structs.replace(slice, state=SliceState.READY, ready_at=tx.at, idle_since=tx.at)
+    return save_slice(tx, slice, ready, "slice.ready")
+
+
+def _lose(tx: Transaction, slice: Slice) -> None:
+    if slice.ready_at is not None:
+        _learn(tx, slice, "lost", life_s=max(0.0, tx.at - slice.ready_at))
+    else:
+        _learn(tx, slice, "refused")
+    lost = msgspec.structs.replace(slice, state=SliceState.PREEMPTED, idle_since=None, why="preempted")
+    save_slice(tx, slice, lost, "slice.preempted", why="the provider preempted it")
+
+
+def fail_slice(tx: Transaction, slice: Slice, why: str) -> Slice:
+    """A slice that can serve nobody any more. Not a verb: part of others."""
+    failed = msgspec.structs.replace(slice, state=SliceState.FAILED, idle_since=None, why=why)
+    return save_slice(tx, slice, failed, "slice.failed", why=why)
+
+
+@verb
+def refuse(tx: Transaction, id: str, why: str, wait_s: float | None) -> None:
+    """The provider would not create it: learn, and let the name go. Nothing exists that would need a delete."""
+    slice = _slice(tx, id)
+    _learn(tx, slice, "refused", refuse_s=wait_s)
+    if slice.state in _COMING:
+        release_slice(tx, slice, why)
+
+
+@verb
+def disown(tx: Transaction, id: str, why: str) -> None:
+    """Something that is not ours bears the name: let the intent go, and never call a delete for it."""
+    slice = _slice(tx, id)
+    if slice.state is SliceState.INTENDED:
+        release_slice(tx, slice, why)
+
+
+@verb
+def drain(tx: Transaction, id: str, why: str) -> None:
+    """Place nothing more here."""
+    slice = _slice(tx, id)
+    if slice.state is not SliceState.READY:
+        raise Outdated(f"slice {id} is {slice.state.value}")
+    draining = msgspec.structs.replace(slice, state=SliceState.DRAINING, idle_since=None, why=why)
+    save_slice(tx, slice, draining, "slice.draining", why=why)
+
+
+@verb
+def release(tx: Transaction, id: str, why: str) -> None:
+    """Commit that a slice is leaving; only after this may its delete be called."""
+    slice = _slice(tx, id)
+    if slice.attempt is not None:
+        attempt = tx.attempt(slice.attempt)
+        if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES:
+            raise Outdated(f"slice {id} is in use by {attempt.id}")
+    if slice.state in _COMING and tx.at - slice.intended_at >= limits.CREATE_TIMEOUT_S:
+        _learn(tx, slice, "refused")  # a zone that never delivers is a dry one
+    release_slice(tx, slice, why)
+
+
+def release_slice(tx: Transaction, slice: Slice, why: str) -> Slice:
+    """`release` after its checks. Not a verb: part of others."""
+    if slice.state not in _HELD and slice.state not in BROKEN_SLICE_STATES:
+        raise Outdated(f"slice {slice.id} is {slice.state.value}")
+    leaving = msgspec.structs.replace(
+        slice, state=SliceState.DELETING, idle_since=None, deleting_at=tx.at, why=slice.why or why
+    )
+    return save_slice(tx, slice, leaving, "slice.deleting", why=why)
+
+
+@verb
+def bury(tx: Transaction, id: str, evidence: tuple[str, ...]) -> None:
+    """Absence is proven: the slice is gone, its name stays."""
+    slice = _slice(tx, id)
+    if slice.state is not SliceState.DELETING:
+        raise Outdated(f"slice {id} is {slice.state.value}")
+    gone = msgspec.structs.replace(slice, state=SliceState.GONE, gone_at=tx.at, attempt=None)
+    save_slice(tx, slice, gone, "slice.gone", evidence=list(evidence))
+
+
+@verb
+def sweep(tx: Transaction, provider: str, seen: Seen) -> bool:
+    """Something with our label that no live slice owns: a late create, or a row lost. True: delete it now.
+
+    A name we never intended (a store restored from an older copy) becomes a slice that is leaving, so that its
+    deletion runs through the same path, with the same proofs, as any other.
+    """
+    slice = tx.slice(seen.name)
+    if slice is None:
+        unknown = Slice(
+            id=seen.name,
+            team="",
+            pool="",
+            provider=provider,
+            zone=seen.zone,
+            accelerator="",
+            chips=0,
+            hosts=0,
+            intended_at=tx.at,
+        )
+        facts = {"pool": "", "team": "", "provider": provider, "zone": seen.zone, "chips": 0, "race": None}
+        slice = save_slice(tx, None, unknown, "slice.intended", **facts)
+        slice = save_slice(
+            tx,
+            slice,
+            msgspec.structs.replace(slice, state=SliceState.CREATING, provider_id=seen.provider_id),
+            "slice.creating",
+            provider_id=seen.provider_id,
+        )
+        release_slice(tx, slice, "nobody intended it")
+        return False
+    if slice.state is not SliceState.GONE:
+        return False
+    save_slice(tx, slice, slice, "slice.swept", provider_id=seen.provider_id)
+    return True
+
+
+def _learn(
+    tx: Transaction,
+    slice: Slice,
+    outcome: zones.Outcome,
+    *,
+    ready_s: float | None = None,
+    life_s: float | None = None,
+    refuse_s: float | None = None,
+) -> None:
+    """Remember what this slice says of its kind of capacity in its zone."""
+    id = zone_id(slice.provider, slice.zone, slice.accelerator, slice.spot)
+    known = tx.zone(id)
+    before = known or Zone(provider=slice.provider, zone=slice.zone, accelerator=slice.accelerator, spot=slice.spot)
+    after = zones.learn(before, outcome, tx.at, ready_s=ready_s, life_s=life_s, refuse_s=refuse_s)
+    body = {"outcome": outcome, "ready_s": ready_s, "life_s": life_s}
+    if known is None:
+        tx.add(after, "zone.learned", body=body)
+    else:
+        tx.save(after, "zone.learned", body=body)
+
+
+def _slice(tx: Transaction, id: str) -> Slice:
+    slice = tx.slice(id)
+    if slice is None:
+        raise Outdated(f"slice {id} is unknown")
+    return slice

@@ -1,0 +1,164 @@
+"""What this process has seen with its own steady clock: contacts, silences, absences, and calls in flight.
+
+Agents' syncs, listings, direct gets and calls are noted here as they happen; before each plan the loop takes a
+`Witness` of ages from it. Nothing here is stored: after a restart it is seen again, and until then nobody is suspected.
+It must not decide what follows from an age.
+"""
+
+from __future__ import annotations
+
+from penstock.domain import limits
+from penstock.domain.lifecycle import SliceState
+from penstock.domain.nouns import Attempt
+from penstock.planner.snapshot import Snapshot, Witness
+from penstock.ports.capacity import READY
+from penstock.ports.clock import Clock
+
+
+class Evidence:
+    """Stamps of the steady clock, by what was seen."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.listening_since = clock.steady()
+        self._ticked_at = clock.steady()
+        self._heard: dict[tuple[str, int], float] = {}
+        self._listed_without: dict[str, tuple[float, float]] = {}
+        self._missing: set[str] = set()
+        self._denied: set[str] = set()
+        self._fenced: dict[str, float] = {}
+        self._stopping: dict[str, float] = {}
+        self._unjoined: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._deletes: dict[str, float] = {}
+        self.busy: set[str] = set()
+        self.objects_down = False
+
+    def listen(self) -> None:
+        """Start anew: syncs reach this process from now on."""
+        self.listening_since = self._ticked_at = self._clock.steady()
+
+    def heard(self, slice: str, host: int) -> None:
+        self._heard[slice, host] = self._clock.steady()
+
+    def present(self, slice: str) -> None:
+        """A listing or a get showed it: earlier absences prove nothing any more."""
+        self._listed_without.pop(slice, None)
+        self._missing.discard(slice)
+        self._denied.discard(slice)
+
+    def absent(self, slice: str) -> None:
+        """A complete listing lacked it."""
+        now = self._clock.steady()
+        first, _ = self._listed_without.get(slice, (now, now))
+        self._listed_without[slice] = (first, now)
+
+    def asked(self, slice: str, exists: bool) -> None:
+        """The provider answered a direct get. Denial counts only after two listings far enough apart."""
+        self._asked[slice] = self._clock.steady()
+        if exists:
+            self.present(slice)
+            return
+        self._missing.add(slice)
+        if self._absence(slice) >= limits.GONE_LISTINGS_APART_S:
+            self._denied.add(slice)
+
+    def doubted(self, slice: str) -> None:
+        """The provider was asked and did not answer: nothing is known, but do not ask again at once."""
+        self._asked[slice] = self._clock.steady()
+
+    def fenced(self, attempt: str) -> None:
+        self._fenced.setdefault(attempt, self._clock.steady())
+
+    def deleted(self, slice: str) -> None:
+        self._deletes[slice] = self._clock.steady()
+
+    def forget_slice(self, slice: str) -> None:
+        for stamps in (self._listed_without, self._asked, self._deletes):
+            stamps.pop(slice, None)
+        self._missing.discard(slice)
+        self._denied.discard(slice)
+
+    def _absence(self, slice: str) -> float:
+        first, last = self._listed_without.get(slice, (0.0, 0.0))
+        return last - first
+
+    def take(self, snapshot: Snapshot, now: float) -> Witness:
+        """Ages as of now, for what the snapshot holds."""
+        steady = self._clock.steady()
+        # A stall of this process ages all contacts at once. It is our silence, not theirs: listen anew.
+        if steady - self._ticked_at > limits.SILENCE_S:
+            self.listening_since = steady
+        self._ticked_at = steady
+        self._note_stops(snapshot, steady)
+        self._note_unjoined(snapshot, steady)
+        self._prune(snapshot)
+        return Witness(
+            silent=self.silent_slices(snapshot, steady),
+            absent={id: last - first for id, (first, last) in self._listed_without.items()},
+            unjoined={id: steady - at for id, at in self._unjoined.items()},
+            missing=set(self._missing),
+            denied=set(self._denied),
+            fenced={id: steady - at for id, at in self._fenced.items()},
+            stopping={id: steady - at for id, at in self._stopping.items()},
+            asked={id: steady - at for id, at in self._asked.items()},
+            deletes={id: steady - at for id, at in self._deletes.items()},
+            busy=set(self.busy),
+            overdue=self._overdue(snapshot, now),
+            objects_down=self.objects_down,
+        )
+
+    def last_heard(self, slice: str, host: int) -> float:
+        """When a host was last heard, by the steady clock; the simulator's quiet agents answer this themselves."""
+        return self._heard.get((slice, host), self.listening_since)
+
+    def silent_slices(self, snapshot: Snapshot, steady: float) -> dict[str, float]:
+        """Slices with a host not heard for long, and for how long; the simulator's quiet agents answer otherwise."""
+        floor = self.listening_since
+        if steady - floor < limits.SILENCE_S:
+            return {}
+        silent = {}
+        for slice in snapshot.slices.values():
+            if slice.ready_at is None:
+                continue
+            oldest = min(self.last_heard(slice.id, host) for host in range(slice.hosts))
+            age = steady - max(oldest, floor)
+            if age >= limits.SILENCE_S:
+                silent[slice.id] = age
+        return silent
+
+    def _note_stops(self, snapshot: Snapshot, steady: float) -> None:
+        for id, attempt in snapshot.troubled.items():
+            if attempt.stop is not None:
+                self._stopping.setdefault(id, steady)
+
+    def _note_unjoined(self, snapshot: Snapshot, steady: float) -> None:
+        """A slice the provider calls ready while we wait for its agents; one that is ready or leaving is no more."""
+        waiting = {
+            id
+            for id, slice in snapshot.unsettled.items()
+            if slice.state is SliceState.CREATING and slice.provider_state == READY
+        }
+        self._unjoined = {id: self._unjoined.get(id, steady) for id in sorted(waiting)}
+
+    def _overdue(self, snapshot: Snapshot, now: float) -> set[str]:
+        return {attempt.id for attempt in snapshot.attempts.values() if _late(attempt, now)}
+
+    def _prune(self, snapshot: Snapshot) -> None:
+        """Forget stamps of what no longer lives, so that memory follows what lives."""
+        for id in [id for id in self._stopping if id not in snapshot.troubled]:
+            del self._stopping[id]
+        for id in [id for id in self._fenced if id not in snapshot.attempts]:
+            del self._fenced[id]
+        for id in {*self._listed_without, *self._asked, *self._deletes, *self._missing} - snapshot.slices.keys():
+            self.forget_slice(id)
+        if len(self._heard) > 4 * (len(snapshot.slices) + 256):
+            gone = [key for key in self._heard if key[0] not in snapshot.slices]
+            for key in gone:
+                del self._heard[key]
+
+
+def _late(attempt: Attempt, now: float) -> bool:
+    """Past its timeout and the grace its own agent had for it. The agent's timer binds; this is the second line."""
+    start = attempt.started_at if attempt.started_at is not None else attempt.created_at
+    return now > start + attempt.timeout_s + limits.GRACE_S + 2 * limits.TICK_S and attempt.stop is None
