@@ -1,0 +1,1 @@
+"""Buckets and directories behind `ports.objects`; `memory` is the one for tests and the simulator."""

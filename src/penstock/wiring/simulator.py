@@ -1,0 +1,20 @@
+"""The simulator as commands use it: seeds under faults, planted bugs, and workloads. Picks nothing, hides nothing."""
+
+from __future__ import annotations
+
+from penstock.sim.check import COVERING_SEEDS, Caught, Report, SeedReport, catch, check_seeds
+from penstock.sim.planted import BUGS
+from penstock.sim.workload import WorkloadResult, read_workload, run_workload
+
+__all__ = [
+    "BUGS",
+    "COVERING_SEEDS",
+    "Caught",
+    "Report",
+    "SeedReport",
+    "WorkloadResult",
+    "catch",
+    "check_seeds",
+    "read_workload",
+    "run_workload",
+]
