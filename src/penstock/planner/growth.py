@@ -1,0 +1,225 @@
+"""Which slices to ask for, where: pools below their minimum, fleets with gaps, and jobs that could start on more.
+
+`planner.plan` calls `grow` (through `scaling`) with what admission could not place; `scaling.settle` calls `upkeep`.
+What is being created already serves wants first, so that the same slice is never asked for twice. Limits are read
+only to ask sensibly: the store's transactions keep them, and the executor keeps the rate of calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from penstock.domain import limits
+from penstock.domain.nouns import Pool, Slice
+from penstock.planner.actions import Intend, Reason, Want
+from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, zone_counts
+from penstock.planner.snapshot import Snapshot
+from penstock.planner.zones import open_at, rank
+
+
+class Room:
+    """How many more slices fit under the limits, with what this plan has already asked for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._asked: Counter[tuple[str, str]] = Counter()
+
+    def left(self, scope: str, name: str, chips: int) -> int | None:
+        """Slices of `chips` that still fit; None when there is no limit."""
+        free = self._snapshot.free_chips(scope, name)
+        return None if free is None else max(0, free - self._asked[scope, name]) // chips
+
+    def full(self, pool: Pool, team: str, slices: int) -> str | None:
+        """The first limit that so many more slices would exceed."""
+        for scope, name in (("pool", pool.name), ("team", team), ("provider", pool.provider)):
+            left = self.left(scope, name, pool.chips)
+            if left is not None and left < slices:
+                return scope
+        return None
+
+    def take(self, pool: Pool, team: str, zones: int) -> None:
+        self._asked["pool", pool.name] += pool.chips
+        self._asked["team", team] += pool.chips
+        self._asked["provider", pool.provider] += pool.chips * zones
+
+
+def _open_zones(snapshot: Snapshot, pool: Pool, now: float, allowed: Sequence[str], ahead: int) -> list[str]:
+    """Zones that may be tried now, best first."""
+    return [
+        zone
+        for zone in rank(snapshot, pool, now, ahead)
+        if (not allowed or zone in allowed) and open_at(snapshot, pool, zone) <= now
+    ]
+
+
+def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
+    """Intents for pools below their minimum and for fleets with gaps. They belong to the pool's own team."""
+    if snapshot.maintenance:
+        return []
+    intents: list[Intend] = []
+    draining = draining_of(snapshot)
+    for name in sorted(snapshot.pools):
+        pool = snapshot.pools[name]
+        if pool.deleted:
+            continue
+        if pool.per_zone is not None:
+            counts = zone_counts(snapshot, pool)
+            gaps: list[tuple[str, ...]] = [(zone,) for zone in pool.zones for _ in range(pool.per_zone - counts[zone])]
+        else:
+            live = held(snapshot, name) - draining[name]
+            gaps = [pool.zones] * (min(pool.min, pool.max) - live)
+        for ahead, allowed in enumerate(gaps):
+            zones = _open_zones(snapshot, pool, now, allowed, ahead)
+            if zones and room.full(pool, pool.team, 1) is None:
+                intents.append(_intent(pool, pool.team, zones, room, 1))
+    return intents
+
+
+def _intent(pool: Pool, team: str, zones: list[str], room: Room, slices: int) -> Intend:
+    """Ask for one slice, racing as many zones as the pool says while the provider's limit has room for the rest."""
+    width = max(1, min(pool.race, limits.RACE_ZONES_MAX, len(zones)))
+    left = room.left("provider", pool.provider, pool.chips)
+    if left is not None:
+        width = max(1, min(width, left - (slices - 1)))
+    room.take(pool, team, width)
+    return Intend(pool=pool.name, team=team, zones=tuple(zones[:width]))
+
+
+class _Coming:
+    """Slices asked for and not ready yet: each will serve one want. A race is one of them."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._zones: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+        races: dict[str, list[Slice]] = defaultdict(list)
+        for id in sorted(snapshot.unsettled):
+            slice = snapshot.unsettled[id]
+            if slice.state in UNREADY_SLICE_STATES and leaving(snapshot, slice) is None:
+                races[slice.race or slice.id].append(slice)
+        for members in races.values():
+            self.add(members[0].pool, members[0].team, tuple(slice.zone for slice in members))
+
+    def add(self, pool: str, team: str, zones: tuple[str, ...]) -> None:
+        self._zones[pool, team].append(zones)
+
+    def count(self, pool: str) -> int:
+        return sum(len(coming) for (name, _), coming in self._zones.items() if name == pool)
+
+    def matching(self, pool: str, want: Want) -> list[tuple[str, ...]]:
+        """Those of the pool that surely come up where the want can use them."""
+        coming = self._zones.get((pool, want.team), [])
+        if want.zones:
+            coming = [zones for zones in coming if all(zone in want.zones for zone in zones)]
+        if want.same_zone:
+            single = Counter(zones for zones in coming if len(zones) == 1)
+            best = min(single, key=lambda zones: (-single[zones], zones), default=())
+            coming = [zones for zones in coming if zones == best]
+        return coming[: want.slices]
+
+    def take(self, pool: str, team: str, taken: list[tuple[str, ...]]) -> None:
+        for zones in taken:
+            self._zones[pool, team].remove(zones)
+
+
+def grow(snapshot: Snapshot, now: float, wants: Sequence[Want]) -> tuple[list[Intend], dict[str, Reason]]:
+    """Intents for slices that jobs want and nobody is making yet, and per job why it has to wait for them.
+
+    Wants are served in the order given. One is served whole or not at all: part of a gang is of no use.
+    """
+    reasons: dict[str, Reason] = {}
+    if snapshot.maintenance:
+        said = Reason(
+            code="maintenance",
+            sentence="no slices are created during maintenance",
+            advice="end the maintenance mode",
+        )
+        return [], {want.job: said for want in wants}
+    intents: list[Intend] = []
+    room, coming = Room(snapshot), _Coming(snapshot)
+    for intent in upkeep(snapshot, now, room):  # `settle` asks for these: they will serve wants too
+        coming.add(intent.pool, intent.team, intent.zones)
+    for want in wants:
+        asked, reason = _serve(snapshot, now, want, room, coming)
+        intents.extend(asked)
+        reasons.setdefault(want.job, reason)
+    return intents, reasons
+
+
+def _serve(snapshot: Snapshot, now: float, want: Want, room: Room, coming: _Coming) -> tuple[list[Intend], Reason]:
+    """Serve one want with slices that are coming, else with new ones of the first pool that can give the rest."""
+    pools = [snapshot.pools[name] for name in want.pools if name in snapshot.pools and not snapshot.pools[name].deleted]
+    matching = {pool.name: coming.matching(pool.name, want) for pool in pools}
+    # What is coming already goes first, else a pool that opens again would be asked for the same slices.
+    pools.sort(key=lambda pool: -len(matching[pool.name]))
+    blocked: list[Reason] = []
+    for pool in pools:
+        taken = matching[pool.name]
+        rest = want.slices - len(taken)
+        allowed = taken[0] if want.same_zone and taken else want.zones
+        reason = _blocked(snapshot, now, want, pool, room, rest, allowed) if rest else None
+        if reason is not None:
+            blocked.append(reason)
+            continue
+        coming.take(pool.name, want.team, taken)
+        ahead = coming.count(pool.name) + len(taken)
+        intents: list[Intend] = []
+        for number in range(rest):
+            zones = _open_zones(snapshot, pool, now, allowed, ahead + number)
+            if want.same_zone:  # where the first goes, the others follow
+                zones = zones[:1]
+                allowed = tuple(zones)
+            intents.append(_intent(pool, want.team, zones, room, rest - number))
+        return intents, _creating(pool, want, rest)
+    if not blocked:
+        return [], Reason(code="no_pool", sentence="no pool that it may use exists", advice="create a pool")
+    waits = [reason for reason in blocked if reason.code == "zone_backoff"]
+    return [], min(waits, key=lambda reason: reason.numbers["seconds"]) if waits else blocked[0]
+
+
+def _creating(pool: Pool, want: Want, asked: int) -> Reason:
+    return Reason(
+        code="creating_slices",
+        sentence=f"waits for {want.slices} slices of pool {pool.name} to be created",
+        numbers={"slices": want.slices, "asked_now": asked},
+    )
+
+
+def _blocked(
+    snapshot: Snapshot, now: float, want: Want, pool: Pool, room: Room, rest: int, allowed: Sequence[str]
+) -> Reason | None:
+    """Why `rest` more slices of the pool cannot be asked for now."""
+    scope = room.full(pool, want.team, rest)
+    if scope == "pool":
+        slices = held(snapshot, pool.name)
+        return Reason(
+            code="pool_at_max",
+            sentence=f"pool {pool.name} has {slices} slices of at most {pool.max}; {rest} more are needed",
+            numbers={"held": slices, "max": pool.max, "wanted": rest},
+            advice=f"raise the maximum of pool {pool.name} to {slices + rest}",
+        )
+    if scope is not None:
+        name = want.team if scope == "team" else pool.provider
+        limit = snapshot.limits.get((scope, name)) or 0
+        used = snapshot.used.get((scope, name), 0)
+        return Reason(
+            code=f"{scope}_limit",
+            sentence=f"{scope} {name} uses {used} of {limit} chips; {rest * pool.chips} more are needed",
+            numbers={"used_chips": used, "limit_chips": limit, "wanted_chips": rest * pool.chips},
+            advice=f"raise the chip limit of {scope} {name} to {used + rest * pool.chips}",
+        )
+    zones = [zone for zone in pool.zones if not allowed or zone in allowed]
+    if not zones:
+        return Reason(
+            code="no_zone",
+            sentence=f"pool {pool.name} has no zone that it may use",
+            advice=f"allow one of {', '.join(pool.zones)}",
+        )
+    seconds = min(open_at(snapshot, pool, zone) for zone in zones) - now
+    if seconds <= 0:
+        return None
+    return Reason(
+        code="zone_backoff",
+        sentence=f"every zone of pool {pool.name} refused lately; the next try is in {seconds:.0f} s",
+        numbers={"seconds": seconds, "zones": len(zones)},
+        advice=f"give pool {pool.name} more zones",
+    )

@@ -1,0 +1,154 @@
+"""Which slices growth asks for, where, and the reason it gives when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.domain import limits
+from penstock.domain.nouns import Quota, Team
+from penstock.planner.scaling import grow, settle
+from tests.planner.live import (
+    CREATING,
+    INTENDED,
+    NOW,
+    add_slice,
+    back_off,
+    pool_with,
+    want,
+    world,
+)
+
+
+def test_each_want_is_asked_for_once() -> None:
+    snapshot = world()
+    intents, reasons = grow(snapshot, NOW, [want("j1"), want("j2", 2)])
+    assert [intent.zones for intent in intents] == [("a",)] * 3
+    assert {job: reason.code for job, reason in reasons.items()} == dict.fromkeys(("j1", "j2"), "creating_slices")
+
+
+def test_what_is_coming_serves_wants_in_order() -> None:
+    snapshot = world()
+    add_slice(snapshot, "s1", **INTENDED)
+    add_slice(snapshot, "s2", race="r", **CREATING)
+    add_slice(snapshot, "s3", race="r", zone="b", **CREATING)
+    assert grow(snapshot, NOW, [want("j1"), want("j2")])[0] == []
+    assert len(grow(snapshot, NOW, [want("j1"), want("j2"), want("j3")])[0]) == 1
+
+
+@pytest.mark.parametrize("changes", [{"team": "u"}, {"pool": "other"}, {"zone": "b"}])
+def test_slices_for_others_serve_no_want(changes: dict[str, object]) -> None:
+    snapshot = world()
+    snapshot.put_pool(pool_with(name="other"))
+    add_slice(snapshot, "s1", **{**INTENDED, **changes})
+    assert len(grow(snapshot, NOW, [want(zones=("a",))])[0]) == 1
+
+
+def test_a_later_pool_that_is_making_the_slice_is_not_doubled() -> None:
+    snapshot = world()
+    snapshot.put_pool(pool_with(name="spare"))
+    add_slice(snapshot, "s1", pool="spare", **CREATING)
+    assert grow(snapshot, NOW, [want(pools=("p", "spare"))])[0] == []
+
+
+def test_the_minimum_that_settle_asks_for_serves_wants_too() -> None:
+    snapshot = world(pool_with(min=1, max=2))
+    intents, _ = grow(snapshot, NOW, [want("j1"), want("j2")])
+    assert len(intents) == 1
+    assert len(settle(snapshot, NOW, set())) == 1
+
+
+def test_a_gang_is_asked_for_in_one_zone() -> None:
+    snapshot = world()
+    back_off(snapshot, "a", 50.0)
+    intents, _ = grow(snapshot, NOW, [want(slices=3, same_zone=True)])
+    assert [intent.zones for intent in intents] == [("b",)] * 3
+
+
+def test_a_gang_goes_on_where_it_began() -> None:
+    snapshot = world()
+    add_slice(snapshot, "s1", zone="c", **CREATING)
+    intents, _ = grow(snapshot, NOW, [want(slices=3, same_zone=True)])
+    assert [intent.zones for intent in intents] == [("c",)] * 2
+    back_off(snapshot, "c", 50.0)
+    intents, reasons = grow(snapshot, NOW, [want(slices=3, same_zone=True)])
+    assert (intents, reasons["j"].code) == ([], "zone_backoff")
+
+
+def test_a_gang_that_does_not_fit_is_not_begun() -> None:
+    snapshot = world(pool_with(max=3))
+    add_slice(snapshot, "s1")
+    intents, reasons = grow(snapshot, NOW, [want(slices=3), want("k", 2)])
+    assert len(intents) == 2
+    assert reasons["j"].code == "pool_at_max"
+    assert reasons["j"].numbers == {"held": 1, "max": 3, "wanted": 3}
+    assert reasons["j"].advice == "raise the maximum of pool p to 4"
+
+
+def test_a_race_asks_several_zones_and_skips_dry_ones() -> None:
+    snapshot = world(pool_with(race=2))
+    assert grow(snapshot, NOW, [want()])[0][0].zones == ("a", "b")
+    back_off(snapshot, "b", 10.0)
+    assert grow(snapshot, NOW, [want()])[0][0].zones == ("a", "c")
+
+
+def test_a_race_is_never_wider_than_its_limit() -> None:
+    snapshot = world(pool_with(race=9, zones=tuple("abcdefghi")))
+    assert len(grow(snapshot, NOW, [want()])[0][0].zones) == limits.RACE_ZONES_MAX
+
+
+def test_a_race_counts_each_zone_for_the_provider_and_once_for_the_team() -> None:
+    snapshot = world(pool_with(race=3))
+    snapshot.put_team(Team(name="t", chip_limit=8))
+    snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=16))
+    intents, reasons = grow(snapshot, NOW, [want("j1"), want("j2"), want("j3")])
+    assert [len(intent.zones) for intent in intents] == [3, 1]
+    assert reasons["j3"].code == "team_limit"
+
+
+def test_a_race_leaves_the_provider_room_for_the_rest_of_the_want() -> None:
+    snapshot = world(pool_with(race=3))
+    snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=12))
+    intents, _ = grow(snapshot, NOW, [want(slices=2)])
+    assert [len(intent.zones) for intent in intents] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        ("team", "team_limit"),
+        ("provider", "provider_limit"),
+        ("max", "pool_at_max"),
+        ("back-off", "zone_backoff"),
+        ("zones", "no_zone"),
+        ("deleted", "no_pool"),
+        ("maintenance", "maintenance"),
+    ],
+)
+def test_the_reason_for_not_growing(case: str, code: str) -> None:
+    snapshot = world(pool_with(max=0 if case == "max" else 9, deleted=case == "deleted"))
+    snapshot.maintenance = case == "maintenance"
+    if case == "team":
+        snapshot.put_team(Team(name="t", chip_limit=3))
+    if case == "provider":
+        snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=3))
+    if case == "back-off":
+        for number, zone in enumerate("abc"):
+            back_off(snapshot, zone, 40.0 - number)
+    intents, reasons = grow(snapshot, NOW, [want(zones=("elsewhere",) if case == "zones" else ())])
+    assert (intents, reasons["j"].code) == ([], code)
+    if case == "back-off":
+        assert reasons["j"].numbers["seconds"] == 38.0
+
+
+def test_the_next_pool_is_asked_when_the_first_is_full() -> None:
+    snapshot = world(pool_with(max=0))
+    snapshot.put_pool(pool_with(name="spare"))
+    intents, _ = grow(snapshot, NOW, [want(pools=("p", "spare"))])
+    assert [intent.pool for intent in intents] == ["spare"]
+
+
+def test_waiting_for_a_back_off_is_told_before_a_limit() -> None:
+    snapshot = world(pool_with(max=0))
+    snapshot.put_pool(pool_with(name="spare", zones=("b",)))
+    back_off(snapshot, "b", 7.0)
+    assert grow(snapshot, NOW, [want(pools=("p", "spare"))])[1]["j"].code == "zone_backoff"
