@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.actions import Place
@@ -27,6 +27,7 @@ from tests.planner.world import CHIPS, NOW, Build, Row
 
 ACCELERATORS = ("v5e-8", "v5p-8")
 ENDS = (1050.0, 1100.0, 1300.0)
+EXAMPLES = max(600, settings().max_examples)  # rare worlds matter: in one of a few hundred a gang is split needlessly
 BUSY_BAND = 9  # what runs is never taken from
 
 
@@ -207,6 +208,7 @@ def as_outcome(search: Search, places: dict[str, Place]) -> dict[str, Place_]:
     return outcome
 
 
+@settings(max_examples=EXAMPLES)
 @given(worlds())
 def test_never_worse_than_brute_force(world: World) -> None:
     search = Search(world)
@@ -236,6 +238,7 @@ def test_what_starts_keeps_the_rules(world: World) -> None:
     assert all(search.free_at[id] == NOW for id in used)
 
 
+@settings(max_examples=EXAMPLES)
 @given(worlds())
 def test_backfill_never_delays_a_head(world: World) -> None:
     search = Search(world)

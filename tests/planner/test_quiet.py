@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.domain.lifecycle import AttemptState, JobState, SliceState
@@ -184,6 +184,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
     return {"pools": pools, "queues": queues, "jobs": jobs, "teams": teams}
 
 
+@settings(max_examples=max(800, settings().max_examples))
 @given(worlds())
 def test_comes_to_rest(world: dict[str, Any]) -> None:
     toy = Toy(Build(world).snapshot)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.domain import limits
+from penstock.domain.endings import end_of
 from penstock.domain.lifecycle import Cause, SliceState
 from penstock.domain.nouns import Exit, StopOrder
 from penstock.planner.actions import Action, Ask, Close, Fence, Finish, Release, Stop
-from penstock.planner.recovery import AGENT_DEAD_S, CUSTODY_OVER_S, end_of, recover
+from penstock.planner.recovery import AGENT_DEAD_S, CUSTODY_OVER_S, recover
 from penstock.planner.slices import IDLE_SILENCE_S
 from penstock.planner.snapshot import Snapshot, Witness
 from tests.planner.live import (
@@ -48,7 +49,7 @@ def closed(snapshot: Snapshot) -> tuple[Cause, bool]:
     (action,) = [each for each in recover(snapshot, NOW) if isinstance(each, Close | Fence)]
     if isinstance(action, Fence):
         snapshot.witness.fenced["x"] = limits.FENCE_WAIT_S
-        action = only(snapshot)
+        (action,) = [each for each in recover(snapshot, NOW) if isinstance(each, Close | Fence)]
     assert isinstance(action, Close)
     assert action.attempt == "x"
     assert action.evidence
@@ -281,7 +282,9 @@ def test_two_reports_of_one_host_are_not_all_hosts(gang: Snapshot) -> None:
         ((WELL, Exit(host=1, code=0)), None, False, False, Cause.SUCCEEDED),
         ((WELL, Exit(host=1, code=0)), None, False, True, Cause.CANCELLED),
         ((WELL, Exit(host=1, code=0)), None, True, False, Cause.LOST),
-        ((WELL, Exit(host=1, code=0)), "reclaimed", False, False, Cause.SUCCEEDED),
+        # A program that saves and leaves with 0 when told to stop has not finished.
+        ((WELL, Exit(host=1, code=0)), "reclaimed", False, False, Cause.PREEMPTED),
+        ((WELL, Exit(host=1, code=0)), "gang", False, False, Cause.SUCCEEDED),
         ((WELL, TOLD), "reclaimed", False, False, Cause.PREEMPTED),
         ((WELL, TOLD), "replica", False, False, Cause.PREEMPTED),
         ((WELL, TOLD), "drained", False, False, Cause.PREEMPTED),
@@ -297,6 +300,13 @@ def test_the_cause_of_an_end(
     stop = None if why is None else StopOrder(why, NOW)
     attempt = add_running(world(), "x", ("s1", "s2"), exits=exits, stop=stop, fencing_at=NOW if fenced else None)
     assert end_of(attempt, cancelled)[0] is cause
+
+
+def test_an_end_with_its_outputs_is_an_end_though_it_was_told_to_stop() -> None:
+    exits = (WELL, Exit(host=1, code=0))
+    stop = StopOrder("reclaimed", NOW)
+    attempt = add_running(world(), "x", ("s1", "s2"), exits=exits, stop=stop, outputs=("model",))
+    assert end_of(attempt, cancelled=False)[0] is Cause.SUCCEEDED
 
 
 def test_an_echo_is_not_the_cause() -> None:

@@ -151,9 +151,7 @@ def contracts(kind: str) -> list[dict[str, object]]:
 
 
 def folders_of_package() -> set[str]:
-    return {
-        path.relative_to(PACKAGE).parts[0] for path in MODULES if len(path.relative_to(PACKAGE).parts) > 1
-    }
+    return {path.relative_to(PACKAGE).parts[0] for path in MODULES if len(path.relative_to(PACKAGE).parts) > 1}
 
 
 def test_the_package_root_holds_only_folders() -> None:
@@ -173,9 +171,7 @@ def test_every_folder_says_who_may_import_it() -> None:
     named = {
         module.removeprefix("penstock.")
         for contract in contracts("protected")
-        for module in (
-            contract["protected_modules"] if isinstance(contract["protected_modules"], list) else ()
-        )
+        for module in (contract["protected_modules"] if isinstance(contract["protected_modules"], list) else ())
     }
     assert folders_of_package() <= named, "pyproject.toml, one protected contract per folder"
 

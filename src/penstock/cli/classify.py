@@ -30,9 +30,7 @@ def _signal_number(_context: click.Context, _option: click.Parameter, value: str
         if name in (long_name, long_name.removeprefix("SIG")):
             number = known
     if not 1 <= number <= SIGNAL_MAX:
-        raise click.BadParameter(
-            f"{value!r} is not a signal; give a name such as TERM or a number 1..{SIGNAL_MAX}"
-        )
+        raise click.BadParameter(f"{value!r} is not a signal; give a name such as TERM or a number 1..{SIGNAL_MAX}")
     return number
 
 
@@ -46,15 +44,9 @@ def _known_state(_context: click.Context, _option: click.Parameter, value: str |
 
 
 @click.command(name="classify")
-@click.option(
-    "--exit-code", type=click.IntRange(-SIGNAL_MAX, 255), metavar="N", help="Exit code of the process."
-)
-@click.option(
-    "--signal", callback=_signal_number, metavar="S", help="Signal that ended it: TERM, SIGKILL, 11 …"
-)
-@click.option(
-    "--slice-state", callback=_known_state, metavar="X", help="The provider's word: READY, PREEMPTED …"
-)
+@click.option("--exit-code", type=click.IntRange(-SIGNAL_MAX, 255), metavar="N", help="Exit code of the process.")
+@click.option("--signal", callback=_signal_number, metavar="S", help="Signal that ended it: TERM, SIGKILL, 11 …")
+@click.option("--slice-state", callback=_known_state, metavar="X", help="The provider's word: READY, PREEMPTED …")
 @click.option("--oom", is_flag=True, help="The kernel killed it for lack of memory.")
 @click.option("--notice", is_flag=True, help="A preemption or maintenance notice was seen.")
 @click.option("--log", metavar="FILE", help="Its log; - reads standard input. Only the last 64 KiB count.")
@@ -74,9 +66,7 @@ def classify(
     code 0 is a success whatever the log says.
     """
     if exit_code == 0 and signal is not None:
-        raise click.UsageError(
-            f"--exit-code 0 with --signal {signal}: a process ends by one of them; give that one"
-        )
+        raise click.UsageError(f"--exit-code 0 with --signal {signal}: a process ends by one of them; give that one")
     silent_state = slice_state is None or SLICE_STATES[slice_state] is None
     no_failure = exit_code is None and signal is None and silent_state and not oom and not notice
     if no_failure and log is None:
@@ -93,9 +83,7 @@ def classify(
     )
     if no_failure and verdict.pattern is None:
         # Silence in a log is neither success nor failure, so there is no verdict to give.
-        raise click.UsageError(
-            f"--log {log} shows no failure that is known, and no fact was given; add --exit-code"
-        )
+        raise click.UsageError(f"--log {log} shows no failure that is known, and no fact was given; add --exit-code")
     if as_json:
         _show_json(verdict)
     else:

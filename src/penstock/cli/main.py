@@ -48,15 +48,11 @@ COMMANDS: dict[str, LazyCommand] = {
     "catalog": LazyCommand(
         "penstock.cli.catalog:catalog", "Accelerators: names, topologies, hosts, zones, prices.", LOOK_UP
     ),
-    "rules": LazyCommand(
-        "penstock.cli.rules:rules", "What each retry policy does for each cause of failure.", LOOK_UP
-    ),
+    "rules": LazyCommand("penstock.cli.rules:rules", "What each retry policy does for each cause of failure.", LOOK_UP),
     "classify": LazyCommand(
         "penstock.cli.classify:classify", "Say why a run failed, from its exit code, signal or log.", LOOK_UP
     ),
-    "sim": LazyCommand(
-        "penstock.cli.sim:sim", "Run the real controller in a simulated world, with faults.", PROVE
-    ),
+    "sim": LazyCommand("penstock.cli.sim:sim", "Run the real controller in a simulated world, with faults.", PROVE),
     "doctor": LazyCommand("penstock.cli.doctor:doctor", "Check a store and this installation.", PROVE),
 }
 
@@ -99,14 +95,10 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
             with formatter.section(section):
-                formatter.write_dl(
-                    [(name, entry.help) for name, entry in COMMANDS.items() if entry.section == section]
-                )
+                formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items() if entry.section == section])
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="penstock %(version)s")
 def tpu() -> None:
     """Penstock feeds work to TPUs and never loses any of it."""

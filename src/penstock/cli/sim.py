@@ -79,7 +79,9 @@ def _print_report(report: Report) -> None:
     click.echo("premises   " + " ".join(f"{rule}:{count}" for rule, count in report.premises.items()))
     click.echo(f"violations {len(report.violations)}")
     for failure in report.violations[:5]:
-        click.echo(f"\n{failure.rule}, seed {failure.seed}: {failure.message}\n{failure.story}\nreplay: {failure.replay}")
+        click.echo(
+            f"\n{failure.rule}, seed {failure.seed}: {failure.message}\n{failure.story}\nreplay: {failure.replay}"
+        )
     if len(report.violations) > 5:
         click.echo(f"\n… and {len(report.violations) - 5} more")
     for problem in report.problems:
@@ -140,17 +142,17 @@ def run(workload: Path, seed: int | None, order: str | None, as_json: bool) -> N
 
 def _print_result(result: WorkloadResult) -> None:
     usd = "unknown (a price is missing)" if result.usd is None else f"${result.usd:,.2f}"
+    ends = f"{result.succeeded:,} succeeded, {result.failed:,} failed, {result.unfinished:,} unfinished"
+    waits = f"half under {result.wait_p50_s:,.0f} s, 95% under {result.wait_p95_s:,.0f} s"
     rows = [
-        ("jobs", f"{result.jobs:,}: {result.succeeded:,} succeeded, {result.failed:,} failed, "
-                 f"{result.unfinished:,} unfinished"),
+        ("jobs", f"{result.jobs:,}: {ends}"),
         ("makespan", f"{result.makespan_h:.2f} h"),
         ("cost", usd),
         ("utilisation", f"{result.utilisation:.1%} of {result.held_chip_h:,.1f} chip-hours held"),
         ("wasted", f"{result.wasted_chip_h:,.1f} chip-hours run and lost"),
-        ("waiting", f"mean {result.wait_mean_s:,.0f} s, half under {result.wait_p50_s:,.0f} s, "
-                    f"95% under {result.wait_p95_s:,.0f} s"),
+        ("waiting", f"mean {result.wait_mean_s:,.0f} s, {waits}"),
         ("slices", f"{result.creates:,} asked for, {result.refusals:,} refused, {result.preemptions:,} preempted"),
         ("control", f"{result.ticks:,} ticks, {result.events:,} events"),
-    ]  # fmt: skip
+    ]
     for name, text in rows:
         click.echo(f"{name:<12} {text}")

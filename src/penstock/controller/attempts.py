@@ -83,6 +83,8 @@ def place_one(tx: Transaction, wanted: Placement) -> None:
             "stage": attempt.stage,
             "borrowed": attempt.borrowed,
             "backfilled": wanted.backfilled,
+            "timeout_s": attempt.timeout_s,
+            "expected_s": job.spec.expected_s,
         },
     )
     for slice in slices:
@@ -191,6 +193,8 @@ def close_attempt(tx: Transaction, attempt: Attempt, cause: Cause, evidence: tup
         cause = Cause.CANCELLED  # a replica taken back for want of work is nobody's loss: no budget pays for it
     if cause in (Cause.INFRA, Cause.LOST) and job.spec.rule.preset in policies.FRESH_SLICE_PRESETS:
         clean = False  # the rule asks for another slice: this one is never used again
+    if any(exit.agent == "device_busy" for exit in attempt.exits):
+        clean = False  # something else holds the device there: whoever comes next would only meet it again
     tx.save(
         msgspec.structs.replace(attempt, state=AttemptState.CLOSED, cause=cause, evidence=evidence, closed_at=tx.at),
         "attempt.closed",

@@ -175,9 +175,10 @@ class Executor:
 
     def _start(self, what: str, slice: str, call: Callable[[str], Awaitable[None]]) -> None:
         """One provider call per slice at a time: a delete never overtakes its create."""
-        if slice not in self._evidence.busy:
+        if slice not in self._evidence.busy and self._calls.start(
+            f"{what} {slice}", partial(self._freeing, slice, call)
+        ):
             self._evidence.busy.add(slice)
-            self._calls.start(f"{what} {slice}", partial(self._freeing, slice, call))
 
     async def _freeing(self, slice: str, call: Callable[[str], Awaitable[None]]) -> None:
         try:

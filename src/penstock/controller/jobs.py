@@ -105,6 +105,9 @@ def _created_facts(new: NewJob) -> dict[str, object]:
         "chips": spec.resources.chips,
         "slices": spec.resources.slices,
         "accelerators": spec.resources.accelerators,
+        "pool": spec.resources.pool,
+        "zones": spec.resources.zones,
+        "spot": spec.resources.spot,
         "after": spec.after,
         "parent": new.parent,
     }

@@ -54,17 +54,15 @@ class Observer:
                 self._listed_at[key] = now
 
     def _zones(self) -> dict[tuple[str, str], bool]:
-        """Every zone to watch, and whether something in it is on its way in or out."""
+        """Every zone to watch, and whether something in it is on its way in or out.
+
+        Zones of deleted pools, and zones a pool no longer names, stay among them: a create may land there late.
+        """
         snapshot = self._snapshot()
-        zones = {
-            (pool.provider, zone): False for pool in snapshot.pools.values() if not pool.deleted for zone in pool.zones
-        }
+        zones = {(pool.provider, zone): False for pool in snapshot.pools.values() for zone in pool.zones}
+        zones.update({(tried.provider, tried.zone): False for tried in snapshot.zones.values()})
         for slice in snapshot.unsettled.values():
             zones[slice.provider, slice.zone] = True
-        for pool_slices in snapshot.pool_slices.values():
-            for slice in pool_slices.values():
-                zones.setdefault((slice.provider, slice.zone), False)
-                break
         return {key: settling for key, settling in zones.items() if key[0] in self._capacities}
 
     async def _list(self, provider: str, zone: str) -> None:

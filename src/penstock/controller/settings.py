@@ -38,6 +38,7 @@ def put_queue(tx: Transaction, queue: Queue) -> Queue:
         "quota_chips": queue.quota_chips,
         "borrow_chips": queue.borrow_chips,
         "band": queue.band,
+        "paused": queue.paused,
     }
     if old is None:
         saved = tx.add(msgspec.structs.replace(queue, used_at=tx.at), "queue.created", body=body)

@@ -104,9 +104,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish", kw_only=True):
     reason: str
 
 
-Action = (
-    Place | Intend | Create | Ask | Release | Drain | Delete | Bury | Stop | Fence | Close | Finish
-)
+Action = Place | Intend | Create | Ask | Release | Drain | Delete | Bury | Stop | Fence | Close | Finish
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,9 +74,7 @@ class Reader(Protocol):
     def job_by_key(self, team: str, key: str) -> Job | None:
         """The light job of an idempotency key."""
 
-    def jobs_page(
-        self, *, team: str | None, states: Sequence[str], after: str | None, limit: int
-    ) -> list[Job]:
+    def jobs_page(self, *, team: str | None, states: Sequence[str], after: str | None, limit: int) -> list[Job]:
         """Light jobs, newest first, below id `after`."""
 
     def jobs_with_prefix(self, prefix: str, limit: int) -> list[str]:
@@ -178,14 +176,10 @@ Verb = Callable[Concatenate[Transaction, P], T]
 
 
 class Store(Protocol):
-    async def transact(
-        self, verb: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def transact(self, verb: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `verb(tx, *args, **kwargs)` in one transaction and answer its result once it is durable."""
 
-    async def read(
-        self, query: Callable[Concatenate[Reader, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def read(self, query: Callable[Concatenate[Reader, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a read-only function on one consistent moment, at least as new as this caller's last commit."""
 
     def bound(self, *, actor: str, epoch: int = 0) -> Store:

@@ -1,12 +1,15 @@
 """The planted bugs: the twelve of reliability.md and more, each as small as a slip of the hand would be.
 
-Imported by `sim.check` for its effect of registering them in `sim.planted`. Every one names the rules that should
-catch it; `tests/sim` demands that one of them does within 200 seeds.
+`sim.check` switches one on for the time of a seed. None of them raises by itself: what fails is the rule, or the
+checker is blind. Where the database itself would refuse what a bug does, its constraint is taken out as well. Every one
+names the rules that should catch it; `tests/sim` demands that one of them does within 200 seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -15,14 +18,14 @@ from penstock.controller import attempts, execute, jobs, observe, reports, verbs
 from penstock.controller.verbs import save_job
 from penstock.domain import endings
 from penstock.domain.custody import Launch
-from penstock.domain.lifecycle import BILLED_SLICE_STATES, JobState, SliceState
-from penstock.domain.nouns import Attempt, Exit, Job, Slice
+from penstock.domain.lifecycle import BILLED_SLICE_STATES, Cause, JobState, SliceState
+from penstock.domain.nouns import Attempt, Exit, Job, Slice, StopOrder
 from penstock.objects.memory import MemoryObjects
 from penstock.planner import actions, snapshot
 from penstock.ports.capacity import CapacityError, Listing
 from penstock.ports.store import Transaction
-from penstock.sim.planted import Undo, bug, swap
-from penstock.store import sqlite, turns, writing
+from penstock.sim.planted import REGISTRY, Bug, Undo, bug, swap
+from penstock.store import rows, sqlite, turns, writing
 
 
 def _without(*drops: str) -> Undo:
@@ -140,6 +143,20 @@ def _fence_not_raised() -> list[Undo]:
     ]
 
 
+def _allow(*states: str) -> Undo:
+    """Let jobs in these states succeed."""
+    steps = rows.JOBS.steps
+    assert steps is not None
+    right = dict(steps)
+    steps.update({(state, "job.succeeded"): "succeeded" for state in states})
+
+    def undo() -> None:
+        steps.clear()
+        steps.update(right)
+
+    return undo
+
+
 @bug("late-report-revives", "a report of a closed attempt is taken as if it were live", "S4", "S3", "S8", "S13")
 def _late_report() -> list[Undo]:
     def wrong(tx: Transaction, attempt: Attempt, exit: Exit, why: str) -> None:
@@ -151,7 +168,7 @@ def _late_report() -> list[Undo]:
     return [
         _without("drop trigger jobs_step"),
         swap(reports, "_reject", wrong),
-        swap(writing, "step", lambda kind, state: state),
+        _allow("failed", "cancelled"),
     ]
 
 
@@ -187,23 +204,28 @@ def _cancel_keeps_fence() -> list[Undo]:
     ]
 
 
-@bug("retry-without-closing", "a silent attempt is retried while it is still open", "S5")
+@bug("retry-without-closing", "a lost attempt is retried at once and closed only when somebody looks again", "S5")
 def _retry_without_closing() -> list[Undo]:
-    right = attempts.raise_fence
+    right = attempts.close_attempt
 
-    def wrong(tx: Transaction, id: str) -> Any:
-        answer = right(tx, id)
-        attempt = attempts.live_attempt(tx, id)
+    def wrong(tx: Transaction, attempt: Attempt, cause: Cause, evidence: tuple[str, ...], *, clean: bool) -> None:
         job = tx.jobs((attempt.job,))[0]
-        chain = msgspec.structs.replace(job.chain(attempt.replica), live=False)
-        chains = attempts.with_chain(job, chain)
-        if job.state in (JobState.PROVISIONING, JobState.RUNNING) and not any(each.live for each in chains):
-            again = msgspec.structs.replace(job, chains=chains, state=JobState.QUEUED)
-            save_job(tx, job, again, "job.requeued", {"replica": attempt.replica, "cause": "lost", "reason": "bug"})
-        return answer
+        chain = job.chain(attempt.replica)
+        if cause not in (Cause.LOST, Cause.INFRA, Cause.PREEMPTED) or len(job.chains) > 1 or job.cancel_at is not None:
+            right(tx, attempt, cause, evidence, clean=clean)
+        elif chain.live and attempt.stop is None and job.state is not JobState.QUEUED:
+            again = msgspec.structs.replace(chain, live=False)
+            queued = msgspec.structs.replace(job, chains=attempts.with_chain(job, again), state=JobState.QUEUED)
+            save_job(tx, job, queued, "job.requeued", {"replica": attempt.replica, "cause": cause.value, "reason": ""})
+            tx.save(msgspec.structs.replace(attempt, stop=StopOrder("gang", tx.at)), "attempt.stopping", body={})
+        elif job.state is not JobState.QUEUED and chain.attempts == 1:
+            right(tx, attempt, cause, evidence, clean=clean)
 
-    wrong.__name__ = "raise_fence"
-    return [_without("drop index attempts_one_live"), swap(attempts, "raise_fence", wrong)]
+    return [
+        _without("drop index attempts_one_live"),
+        swap(attempts, "close_attempt", wrong),
+        swap(reports, "close_attempt", wrong),
+    ]
 
 
 @bug("second-commit", "a shard's commit record may be written again", "S7")
@@ -311,3 +333,19 @@ def _unreachable_is_empty() -> list[Undo]:
         self._evidence.asked(id, exists=seen is not None)
 
     return [swap(observe.Observer, "_fetch", fetch), swap(execute.Executor, "_ask", ask)]
+
+
+BUGS: Mapping[str, Bug] = REGISTRY
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With this bug in the code (none: as it is)."""
+    if name is not None and name not in BUGS:
+        raise KeyError(f"bug: {name!r} is not one of {', '.join(sorted(BUGS))}")
+    undos = BUGS[name].plant() if name is not None else []
+    try:
+        yield
+    finally:
+        for undo in reversed(undos):
+            undo()

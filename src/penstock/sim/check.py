@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.domain.invariants.rules import check, missing_premises
 from penstock.domain.invariants.story import story
-from penstock.sim.planted import BUGS, planted
+from penstock.sim.bugs import BUGS, planted
 from penstock.sim.points import all_points
 from penstock.sim.seed import run_seed
 

@@ -7,6 +7,7 @@ An unknown submit is repeated with the same key until it is known, as a careful 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -47,6 +48,7 @@ class Clients:
         self._commands = commands
         self._submitted = submitted
         self._calls = 0
+        self._extra_pools: list[str] = []
         self.jobs: list[str] = []
 
     async def set_up(self) -> None:
@@ -59,6 +61,9 @@ class Clients:
             await self._insist(partial(_put_pool, pool))
         chips = self._scenario.provider_chips
         await self._insist(lambda each: each.limit_provider("fake", chips))
+        await self._insist(lambda each: each.set_maintenance(False))
+        for name in self._extra_pools:
+            await self._insist(partial(_delete_pool, name))
 
     async def _insist(self, call: Callable[[Commands], Awaitable[T]]) -> T:
         while True:
@@ -220,9 +225,10 @@ class Clients:
                 await self._up().purge(self.jobs[:20], 0.0)
             case 4:
                 extra = _resized(self._scenario.pools[0], 1, name=f"extra-{self._rng.randrange(3)}")
+                self._extra_pools.append(extra.name)
                 await self._up().put_pool(extra)
                 await asyncio.sleep(self._rng.uniform(1.0, 200.0))
-                await self._insist(lambda each: each.delete_pool(extra.name))
+                await self._insist(partial(_delete_pool, extra.name))
             case _:
                 await self._up().put_team(self._rng.choice(self._scenario.teams))
 
@@ -230,7 +236,7 @@ class Clients:
         """W2 in small: a batch of short jobs at once, and all of them cancelled at once soon after."""
         if self._rng.random() > 0.15:
             return
-        plan = self._scenario.jobs[0]
+        plan = self._scenario.plain_job()
         self._recorder.world("fault", "W2", what="burst")
         answers = await self._up().submit_many([(_renamed(plan), None)] * 40)
         for answer in answers:
@@ -246,7 +252,6 @@ class Clients:
                 answer = await (self._up().resume if self._rng.random() < 0.5 else self._up().rerun)(job)
             except (BadInput, NotFound):
                 return
-            self._submitted(answer.id, self._scenario.jobs[0])
             self.jobs.append(answer.id)
 
     def _invoke(self, what: str, client: str, **facts: object) -> int:
@@ -268,6 +273,11 @@ async def _put_queue(queue: Queue, commands: Commands) -> None:
 
 async def _put_pool(pool: Pool, commands: Commands) -> None:
     await commands.put_pool(pool)
+
+
+async def _delete_pool(name: str, commands: Commands) -> None:
+    with contextlib.suppress(NotFound):  # making it may have failed
+        await commands.delete_pool(name)
 
 
 def _renamed(plan: JobPlan) -> JobSpec:

@@ -38,6 +38,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     open_units: int | None = None  #: reported from the start
     start_s: float | None = None  #: from order to running; drawn from 0.1–2 s if not given
     stop_s: float = 1.0  #: from SIGTERM to its end
+    stop_code: int | None = None  #: it saves and exits with this when told to stop, instead of dying of the signal
     ignores_term: bool = False  #: only SIGKILL after the grace ends it
     echo_s: float | None = 10.0  #: it ends this long after a sibling ended badly; None: it hangs
     work: Callable[[Process], Awaitable[int]] | None = None  #: a worker of its own instead of a duration
@@ -228,7 +229,10 @@ class Process:
 
     def _stopped(self, signal: int, notice: bool, agent: str | None) -> None:
         if self.phase is Phase.RUNNING and not self._frozen(lambda: self._stopped(signal, notice, agent)):
-            self._end(signal=signal, notice=notice, agent=agent)
+            if self.behaviour.stop_code is not None and signal == 15 and agent is None:
+                self._end(code=self.behaviour.stop_code, notice=notice)
+            else:
+                self._end(signal=signal, notice=notice, agent=agent)
 
     def kill(self, *, notice: bool = False, agent: str | None = None) -> None:
         """SIGKILL: it ends here and now."""

@@ -27,7 +27,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     spec: JobSpec
     key: str | None
-    nature: str  #: "well", "fails", "flaky", "oom", "hangs", "stubborn", "poison", "extract", "impossible"
+    nature: str  #: "well", "fails", "flaky", "oom", "hangs", "stubborn", "polite", "poison", "extract", "impossible"
     duration_s: float
     cancel_after_s: float | None = None
 
@@ -39,6 +39,10 @@ class Scenario(msgspec.Struct, kw_only=True):
     jobs: list[JobPlan]
     provider_chips: int | None
     extractions: dict[str, Extraction] = {}
+
+    def plain_job(self) -> JobPlan:
+        """A job that simply runs: what bursts are made of."""
+        return next((plan for plan in self.jobs if plan.nature == "well"), self.jobs[0])
 
 
 def build(rng: random.Random, fault_s: float) -> Scenario:
@@ -56,11 +60,11 @@ def build(rng: random.Random, fault_s: float) -> Scenario:
 
 
 def _queues(rng: random.Random) -> list[Queue]:
-    quota = rng.choice([None, 32, 64])
+    quota = rng.choice([None, None, 32, 64])
     borrow = None if quota is None else rng.choice([0, 16, 64])
     return [
         Queue(name="red-train", team="red", weight=2.0, quota_chips=quota, borrow_chips=borrow),
-        Queue(name="red-batch", team="red", quota_chips=quota, borrow_chips=borrow, band=rng.choice([0, -1])),
+        Queue(name="red-batch", team="red", quota_chips=quota, borrow_chips=borrow, band=rng.choice([0, 0, -1])),
         Queue(name="blue", team="blue"),
         Queue(name="urgent", team="blue", band=1),
     ]
@@ -99,6 +103,7 @@ _NATURES = (
     "oom",
     "hangs",
     "stubborn",
+    "polite",
     "poison",
     "impossible",
 )
@@ -180,6 +185,8 @@ def behave(plan: JobPlan, scenario: Scenario, rng: random.Random, rank: int, tri
             return Behaviour(duration_s=1e9, ignores_term=rank == 0)
         case "stubborn":
             return Behaviour(duration_s=duration_s, ignores_term=True, outputs=outputs)
+        case "polite":
+            return Behaviour(duration_s=duration_s, outputs=outputs, stop_code=0, stop_s=rng.uniform(0.2, 10.0))
         case "poison":
             return Behaviour(duration_s=5.0, code=None, agent="device_busy")
         case "extract":

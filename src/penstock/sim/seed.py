@@ -245,7 +245,7 @@ class Seed:
         if plan is None:
             found = at_once(self.store.read(_job, job))
             plan = self.by_name.get(found.spec.name) if found is not None else None
-            plan = plan or self.scenario.jobs[0]
+            plan = plan or self.scenario.plain_job()
             self._plans[job] = plan
         if rank == 0:
             self._tries[job] += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.sim.bugs import BUGS
 from penstock.sim.check import COVERING_SEEDS, Caught, Report, SeedReport, catch, check_seeds
-from penstock.sim.planted import BUGS
 from penstock.sim.workload import WorkloadResult, read_workload, run_workload
 
 __all__ = [

@@ -42,9 +42,7 @@ def test_a_family_and_everything_are_lists() -> None:
     assert len(read()) == len(catalogue.all_accelerators())
 
 
-@pytest.mark.parametrize(
-    "pair", [("tpu-v5p-slice", "2x2x4"), ("tpu-v5p-slice 2x2x4",), ("tpu-v5p-slice:2x2x4",)]
-)
+@pytest.mark.parametrize("pair", [("tpu-v5p-slice", "2x2x4"), ("tpu-v5p-slice 2x2x4",), ("tpu-v5p-slice:2x2x4",)])
 def test_a_gke_pair_is_a_name(pair: tuple[str, ...]) -> None:
     assert read(*pair)["name"] == "v5p-32"
 
@@ -95,9 +93,7 @@ def test_gaps_in_words_and_json() -> None:
     assert run("v5e", "--gaps").stdout.startswith("no gaps")
 
 
-@pytest.mark.parametrize(
-    "bad", [("v5e-100",), ("v6",), ("tpu-v5p-slice", "2x2x3"), ("v5e-8", "v5e-16"), ("a\nb",)]
-)
+@pytest.mark.parametrize("bad", [("v5e-100",), ("v6",), ("tpu-v5p-slice", "2x2x3"), ("v5e-8", "v5e-16"), ("a\nb",)])
 def test_a_bad_name_exits_2_with_one_line(bad: tuple[str, ...]) -> None:
     result = run(*bad, "--json")
     assert result.exit_code == 2
@@ -106,9 +102,7 @@ def test_a_bad_name_exits_2_with_one_line(bad: tuple[str, ...]) -> None:
     assert "nearest valid names: " in result.stderr
 
 
-def test_a_terminal_gets_the_same_cells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_the_same_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     catalog_module._echo_rich_table(("NAME", "CHIPS"), [("v5e-8", "8"), ("v5e-256", "256")])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -123,7 +117,5 @@ def test_importing_and_asking_loads_no_rich() -> None:
         "import sys; from penstock.cli.catalog import catalog; "
         "catalog(['v5e-8'], standalone_mode=False); assert 'rich' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr

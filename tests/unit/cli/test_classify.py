@@ -129,9 +129,7 @@ def test_what_is_not_a_regular_file_is_read_too() -> None:
         (["extra"], "extra"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_exit_2(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tpu(["classify", *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -34,9 +34,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_help_lists_every_command_under_its_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,11 +217,12 @@ def test_a_stop_by_the_agent_itself_is_a_loss_not_a_failure(stage: Stage) -> Non
     assert stage.job(job).state is JobState.QUEUED
 
 
-def test_a_good_end_after_a_stop_order_is_a_good_end(stage: Stage) -> None:
+def test_a_polite_end_after_a_stop_order_is_no_success(stage: Stage) -> None:
     job, attempt, slice = stage.started()
     stage.do(attempts.stop, attempt, "reclaimed")
     stage.end(slice, attempt)
-    assert stage.job(job).state is JobState.SUCCEEDED
+    assert stage.job(job).state is JobState.QUEUED
+    assert stage.job(job).chain(0).last_cause is Cause.PREEMPTED
 
 
 # --- late words ---

@@ -280,17 +280,13 @@ def test_any_text_is_found_or_refused_with_valid_names(text: str) -> None:
         ("ct6e-standard-4t", "2x4", 8, "4 chips per host, not 8"),
     ],
 )
-def test_wrong_gke_pairs_are_refused(
-    accelerator: str, topology: str, chips_per_host: int | None, said: str
-) -> None:
+def test_wrong_gke_pairs_are_refused(accelerator: str, topology: str, chips_per_host: int | None, said: str) -> None:
     with pytest.raises(UnknownAccelerator, match=said):
         catalogue.find_gke(accelerator, topology, chips_per_host)
 
 
 def test_families_answer_to_every_spelling() -> None:
-    assert (
-        catalogue.family("v5litepod") == catalogue.family("v5e") == catalogue.family("tpu-v5-lite-podslice")
-    )
+    assert catalogue.family("v5litepod") == catalogue.family("v5e") == catalogue.family("tpu-v5-lite-podslice")
     assert catalogue.family("tpu7x") == catalogue.family("7x")
     assert tuple(row for name in catalogue.generations() for row in catalogue.family(name)) == ALL
     assert not catalogue.is_family("v5e-8")
@@ -326,9 +322,7 @@ def test_every_fact_that_is_not_null_has_a_source_and_a_day(row: Accelerator) ->
 
 def test_rows_of_facts_name_accelerators_that_exist() -> None:
     known = {row.name for row in ALL}
-    named = {name for zone in ZONES for name in zone.names} | {
-        name for price in PRICES for name in price.names
-    }
+    named = {name for zone in ZONES for name in zone.names} | {name for price in PRICES for name in price.names}
     assert named
     assert named <= known
 

@@ -238,10 +238,7 @@ def test_lines(line: str, pattern: str) -> None:
 def test_every_row_has_a_case() -> None:
     covered = {pattern for *_, pattern in CORPUS} | {pattern for _, pattern in LINES}
     assert {row.id for row in PATTERNS} - {"bad_arguments"} <= covered
-    assert (
-        classify(Signals(exit_code=2, log_tail="error: unrecognized arguments: -x")).pattern
-        == "bad_arguments"
-    )
+    assert classify(Signals(exit_code=2, log_tail="error: unrecognized arguments: -x")).pattern == "bad_arguments"
 
 
 def test_the_table_is_well_formed() -> None:

@@ -34,9 +34,7 @@ def test_only_the_end_of_the_log_is_read() -> None:
     assert classify(Signals(exit_code=1, log_tail=long + "\n" + HBM)).pattern == "hbm_oom"
 
 
-@pytest.mark.parametrize(
-    ("between", "pattern"), [(NEAR_LINES - 1, "python_exception"), (NEAR_LINES, "coordination")]
-)
+@pytest.mark.parametrize(("between", "pattern"), [(NEAR_LINES - 1, "python_exception"), (NEAR_LINES, "coordination")])
 def test_an_exception_causes_only_the_echo_close_behind_it(between: int, pattern: str) -> None:
     text = TRACE + "going on\n" * between + ECHO
     assert classify(Signals(exit_code=134, log_tail=text)).pattern == pattern
@@ -60,9 +58,7 @@ def test_an_echo_beats_a_guess_at_the_runtime() -> None:
 
 def test_a_chain_of_exceptions_is_read_from_its_start() -> None:
     frames = '  File "deep.py", line 1, in call\n' * NEAR_LINES
-    links = [
-        f"Traceback (most recent call last):\n{frames}{end}" for end in (HBM, "StepError\n", "RunError: x\n")
-    ]
+    links = [f"Traceback (most recent call last):\n{frames}{end}" for end in (HBM, "StepError\n", "RunError: x\n")]
     text = "\nThe above exception was the direct cause of the following exception:\n\n".join(links)
     assert classify(Signals(exit_code=1, log_tail=text)).pattern == "hbm_oom"
 
@@ -76,10 +72,7 @@ def test_a_traceback_that_ends_in_noise_is_passed_over() -> None:
 
 
 def test_colours_inside_a_message_do_not_hide_it() -> None:
-    assert (
-        classify(Signals(exit_code=1, log_tail="No sp\x1b[31mace left\x1b[0m on device")).pattern
-        == "disk_full"
-    )
+    assert classify(Signals(exit_code=1, log_tail="No sp\x1b[31mace left\x1b[0m on device")).pattern == "disk_full"
 
 
 def test_an_exception_long_before_the_end_is_a_guess() -> None:
@@ -112,8 +105,7 @@ HOSTILE = {
     "endless title": "\x1b]" + "t" * 2**20,
     "title starts": "\x1b]t" * (2**20 // 3),
     "headers": "Traceback (most recent call last):\n" * (2**20 // 35),
-    "chained headers": "Traceback (most recent call last):\nA: b\nDuring handling of the above exception\n"
-    * 14_000,
+    "chained headers": "Traceback (most recent call last):\nA: b\nDuring handling of the above exception\n" * 14_000,
     "frames": "Traceback (most recent call last):\n" + "  x\n" * 2**18,
     "near misses": "resource_exhauste " * (2**20 // 18),
     "halves of pairs": "resource_exhausted megascale grpc wandb unavailable: \n" * (2**20 // 54),

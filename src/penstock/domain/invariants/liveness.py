@@ -245,7 +245,7 @@ def _check_refusals(finding: Finding, history: Indexed, down: Record, up: Record
 
 
 def _check_resumes(finding: Finding, history: Indexed, down: Record, up: Record) -> None:
-    """Before the heal other faults slow the first tick; another outage, or a crashed or frozen controller, excuses it."""
+    """Before the heal other faults slow the first tick; another outage or a crashed or frozen controller excuses it."""
     faulty = history.heal is None or up.order < history.heal.order
     deadline = up.t + limits.TICK_S + (limits.CALL_TIMEOUT_S if faulty else MARGIN_S)
     if any(down.seq < event.seq and history.time(event) <= deadline for event in history.committed("leader.elected")):
