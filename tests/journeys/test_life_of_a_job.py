@@ -144,6 +144,21 @@ async def test_a_zombie_that_wakes_after_its_successor_started_can_commit_nothin
     assert [event.fence for event in committed] == [second.fence]
 
 
+@journey(proves=("S5", "S15"))
+async def test_a_host_heard_again_after_it_was_fenced_off_is_a_loss_and_no_failure_of_the_job(stage: Stage) -> None:
+    """It is told to kill what it holds; that SIGKILL is ours, and must not be taken for an out-of-memory kill."""
+    await stage.pool(max=2)
+    job = await stage.submit(behave=Behaviour(duration_s=200.0, start_s=1.0))
+    await stage.until_running(job)
+    stage.world.network.cut(stage.slices_of(job)[0], 0, bucket=True)
+    await stage.until(lambda: bool(stage.events("attempt.fencing")), 40.0, "the fence")
+    stage.world.network.heal()
+    await stage.until(lambda: stage.causes(job)[0] is not None, 30.0, "the end of the attempt")
+    assert stage.causes(job)[0] is Cause.LOST, stage.attempts(job)[0].evidence
+    await stage.succeeds(job)
+    assert stage.job(job).chain(0).failures == 0
+
+
 @journey(proves=("S3",))
 async def test_a_chain_of_jobs_runs_in_order_and_a_broken_link_ends_the_rest(stage: Stage) -> None:
     await stage.pool(max=4)

@@ -91,6 +91,7 @@ async def test_two_queues_of_equal_weight_get_their_turns(stage: Stage) -> None:
     await stage.succeeds(*early, *late, within_s=2000.0)
     order = [str(event.body["queue"]) for event in stage.events("attempt.created")]
     assert order[:3] == ["early", "early", "late"], "the one that has had nothing comes next"
-    for so_far in range(3, order.index("late", 8) if "late" in order[8:] else 10):
-        ahead = order[2:so_far].count("late") - order[2:so_far].count("early")
-        assert ahead in (0, 1), "from then on they take turns"
+    turns = order[2 : len(order) - order[::-1].index("late")]  # until the late queue is empty
+    for so_far in range(1, len(turns) + 1):
+        ahead = turns[:so_far].count("late") - turns[:so_far].count("early")
+        assert ahead in (0, 1), f"from then on they take turns: {turns}"

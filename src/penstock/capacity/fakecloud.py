@@ -73,6 +73,7 @@ class ZoneModel(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: tuple[float, float] = (20.0, 90.0)
     delete_s: tuple[float, float] = (5.0, 30.0)
     refusal_rate: float = 0.0  #: share of creates refused as stockout though chips are there
+    refusal_s: float = 0.0  #: such a request is first taken in and fails after so long; 0: refused at once
     preemptions_per_hour: float = 0.0  #: of each ready spot machine
     notice_s: float = 0.0  #: before such a preemption
 
@@ -275,7 +276,11 @@ class FakeCloud:
         if self.used_chips(wanted.zone, provider) + wanted.chips > model.chips:
             raise Stockout(f"no more capacity in {wanted.zone}")
         if model.refusal_rate and self._rng.random() < model.refusal_rate:
-            raise Stockout(f"no more capacity in {wanted.zone} just now")
+            if model.refusal_s <= 0:
+                raise Stockout(f"no more capacity in {wanted.zone} just now")
+            vm = self._make(wanted, provider, label, Fault(FaultKind.NEVER_READY))
+            asyncio.get_running_loop().call_later(model.refusal_s, self._refuse_late, vm)
+            return vm
         return self._make(wanted, provider, label, fault)
 
     def land(self, wanted: Slice, provider: str, label: str | None) -> None:
@@ -321,6 +326,12 @@ class FakeCloud:
             delay = self._rng.uniform(*self.zone_model(vm.zone, provider).ready_s)
             loop.call_later(delay, self._made_ready, vm, kind)
         return vm
+
+    def _refuse_late(self, vm: Vm) -> None:
+        """The long-running operation behind a create ends without capacity."""
+        if vm.gone_at is None and vm.state == CREATING:
+            self._record("vm.refused", vm)
+            self._become(vm, FAILED, vm.hosts)
 
     def _made_ready(self, vm: Vm, kind: FaultKind | None) -> None:
         if vm.gone_at is not None or vm.state != CREATING:

@@ -18,6 +18,7 @@ from penstock.controller.projection import Projection
 from penstock.controller.witness import Evidence
 from penstock.domain import limits
 from penstock.domain.ids import IdMaker
+from penstock.domain.nouns import Job
 from penstock.planner.actions import Plan, Reason
 from penstock.planner.plan import plan
 from penstock.planner.reasons import explain
@@ -25,7 +26,7 @@ from penstock.planner.snapshot import Snapshot
 from penstock.ports.capacity import Capacity
 from penstock.ports.clock import Clock
 from penstock.ports.objects import Objects
-from penstock.ports.store import StaleLeader, Store, StoreError
+from penstock.ports.store import Reader, StaleLeader, Store, StoreError
 
 #: After the store failed: soon enough to serve within a tick of its return, rarely enough not to hammer it.
 STORE_RETRY_S = 1.0
@@ -88,6 +89,7 @@ class Controller:
             while True:
                 pause_s = await self._turn()
                 if pause_s is None:
+                    await self._clock.sleep(limits.TICK_LEAST_S)
                     # Whatever a call of ours brought about is committed, so it wakes us like any other event.
                     await self._store.wait(self._projection.cursor, min(limits.TICK_S, limits.LEADER_RENEW_S))
                 else:
@@ -160,9 +162,16 @@ class Controller:
 
     async def why(self, job_id: str) -> tuple[Reason, float] | None:
         """Why a job is not running, and as of when; None when it is unknown or ended."""
-        job = await self.commands.job(job_id)
-        if job is None or job.finished_at is not None:
+        found = await self._store.read(_job_and_place, job_id)
+        if found is None or found[0].finished_at is not None:
             return None
-        window = [each.id for each in self.snapshot.queues[job.spec.queue].waiting]
-        position = window.index(job_id) + 1 if job_id in window else len(window) + 1
-        return explain(self.snapshot, self.reasons, job, position, self._clock.now()), self.planned_at
+        job, ahead = found
+        returning = self.snapshot.queues[job.spec.queue].returning.values()
+        key = (-job.priority, job.id)
+        ahead += sum(1 for other in returning if (-other.priority, other.id) < key)
+        return explain(self.snapshot, self.reasons, job, ahead + 1, self._clock.now()), self.planned_at
+
+
+def _job_and_place(reader: Reader, id: str) -> tuple[Job, int] | None:
+    found = reader.jobs((id,))
+    return (found[0], reader.waiting_ahead(found[0])) if found else None

@@ -37,10 +37,18 @@ def cause_of(attempt: Attempt) -> tuple[Cause, tuple[str, ...]]:
     stopped = cause_of_stop(attempt)
     if stopped is not None:
         return stopped, ("we stopped it",)
-    verdict = _first_failure(attempt.exits)
+    exits = tuple(ended for ended in attempt.exits if not _killed_by_fence(attempt, ended))
+    verdict = _first_failure(exits)
+    if verdict is None and attempt.fencing_at is not None:
+        return Cause.LOST, ("killed because its fence had been passed",)
     if verdict is None:  # its agents stopped it by themselves, because they had lost us
         return Cause.LOST, ("its agents stopped it without an order",)
     return verdict.cause, verdict.evidence
+
+
+def _killed_by_fence(attempt: Attempt, ended: Exit) -> bool:
+    """A host heard again after its fence was passed kills what it holds: that SIGKILL is ours, not the job's."""
+    return attempt.fencing_at is not None and ended.signal == 9 and ended.agent is None and not ended.oom_killed
 
 
 def cause_of_stop(attempt: Attempt) -> Cause | None:

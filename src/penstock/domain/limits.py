@@ -33,6 +33,9 @@ def _limit(name: str, value: N, unit: str, reason: str) -> N:
 
 # --- the loop, in seconds ---
 TICK_S: Final = _limit("TICK_S", 5.0, "s", "the longest a decision waits when no event wakes the loop earlier")
+TICK_LEAST_S: Final = _limit(
+    "TICK_LEAST_S", 0.005, "s", "between two ticks: a burst is planned together, and a stale read cannot spin the loop"
+)
 LEADER_TTL_S: Final = _limit(
     "LEADER_TTL_S", 8.0, "s", "a dead leader is replaced within this plus one poll: at most 10 s"
 )

@@ -33,6 +33,7 @@ CODES: Final[Mapping[str, str]] = {
     "paused": "its queue is paused",
     "maintenance": "the installation is in maintenance: nothing new starts",
     "reserved_for_head": "the free slices are kept for a job ahead of it",
+    "running": "it runs",
     "starting": "its slices are found and its processes are being started",
     "stopping": "it is being stopped",
     "reclaiming": "borrowed or less urgent work is being stopped for it",
@@ -240,6 +241,8 @@ def _of_its_state(snapshot: Snapshot, job: Job) -> Reason | None:
         return reason("stopping", f"Its attempt is being stopped ({why}); then it goes on or ends.", attempts=len(live))
     started = sum(len(attempt.started) for attempt in live.values())
     hosts = sum(attempt.hosts for attempt in live.values())
+    if hosts and started == hosts:
+        return reason("running", f"It runs on {hosts} hosts.", hosts=hosts)
     sentence = f"Its slices are found; {started} of {hosts} hosts have started it."
     return reason("starting", sentence, started=started, hosts=hosts)
 

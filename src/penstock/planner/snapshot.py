@@ -155,10 +155,11 @@ class Snapshot:
         for bound in old.slices:
             if self.holders.get(bound.slice) == id:
                 del self.holders[bound.slice]
-        replicas = self.attempts_of[old.job]
-        del replicas[old.replica]
-        if not replicas:
-            del self.attempts_of[old.job]
+        replicas = self.attempts_of.get(old.job, {})
+        if replicas.get(old.replica) is old:
+            del replicas[old.replica]
+            if not replicas:
+                del self.attempts_of[old.job]
         view = self.queues[old.queue]
         view.live.pop(old.id, None)
         view.live_chips -= old.chips

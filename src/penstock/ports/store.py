@@ -93,6 +93,9 @@ class Reader(Protocol):
     def waiting_counts(self) -> dict[str, int]:
         """Per queue how many jobs `heads` would list without limit."""
 
+    def waiting_ahead(self, job: Job) -> int:
+        """How many of those stand before this job in its queue."""
+
     def live_jobs(self) -> list[Job]:
         """Light jobs that are not terminal and were placed at least once (they have chains)."""
 

@@ -192,7 +192,11 @@ def _create_before_intent() -> list[Undo]:
 
 @bug("cancel-keeps-fence", "a cancel does not raise the fence, and a success is judged by its fence alone", "S13", "S6")
 def _cancel_keeps_fence() -> list[Undo]:
-    right = endings.end_of
+    right, right_go_on = endings.end_of, attempts._go_on
+
+    def go_on(tx: Transaction, job: Job, attempt: Attempt, cause: Cause) -> None:
+        blind = msgspec.structs.replace(job, cancel_at=None) if cause is Cause.SUCCEEDED else job
+        right_go_on(tx, blind, attempt, cause)
 
     def request(tx: Transaction, job: Job) -> Job:
         wanted = msgspec.structs.replace(job, cancel_at=tx.at, updated_at=tx.at)
@@ -200,6 +204,7 @@ def _cancel_keeps_fence() -> list[Undo]:
 
     return [
         swap(jobs, "_request_cancel", request),
+        swap(attempts, "_go_on", go_on),
         swap(reports, "end_of", lambda attempt, cancelled: right(attempt, False)),
     ]
 

@@ -152,7 +152,9 @@ def _extraction(rng: random.Random, number: int, scenario: Scenario, fault_s: fl
         rows=units * rows,
         units=tuple(Unit(f"u{n:03d}", n * rows, (n + 1) * rows) for n in range(units)),
     )
-    scenario.extractions[plan.run] = Extraction(plan=plan, unit_s=rng.uniform(10.0, 60.0), lease_s=120.0)
+    scenario.extractions[plan.run] = Extraction(
+        plan=plan, unit_s=rng.uniform(10.0, 60.0), lease_s=rng.choice([20.0, 60.0, 120.0])
+    )
     spec = JobSpec(
         team="red",
         queue="red-batch",

@@ -8,6 +8,7 @@ are idle.
 from __future__ import annotations
 
 import asyncio
+from array import array
 
 import msgspec
 from typing_extensions import override
@@ -21,12 +22,21 @@ HOUR = 3600.0
 
 
 class _Run(msgspec.Struct):
-    """One attempt's run so far: when its last process came up, how many there are, and its chips."""
+    """One attempt's run so far: when its last process came up, how many there are, and on what."""
 
     job: str
     started: float
-    running: int
+    running: int = 0
+    chips: int = 0
+    machines: tuple[str, ...] = ()
+
+
+class _Machine(msgspec.Struct):
+    """One slice that exists. It is paid for from the moment it is ready."""
+
     chips: int
+    price: float | None
+    ready: float | None = None
 
 
 class Tally(Recorder):
@@ -38,10 +48,10 @@ class Tally(Recorder):
         self._checkpoint_s: dict[str, float] = {}
         self._saved_s: dict[str, float] = {}
         self._runs: dict[str, _Run] = {}
-        self._machines: dict[str, tuple[float, int, float | None]] = {}
-        self._waits: list[float] = []
-        self._waited: set[str] = set()
-        self.price_of: dict[int, float | None] = {}  #: chips of a slice -> dollars per chip-hour of its pool
+        self._machines: dict[str, _Machine] = {}
+        self._pool_of: dict[str, str] = {}  #: slice asked for -> its pool, until the answer
+        self._waits = array("d")
+        self.price_of: dict[str, float | None] = {}  #: pool -> dollars per chip-hour
         self.ended = self.succeeded = self.failed = 0
         self.preemptions = self.creates = self.refusals = 0
         self.useful_chip_s = self.wasted_chip_s = self.held_chip_s = 0.0
@@ -49,6 +59,10 @@ class Tally(Recorder):
         self.last_end = 0.0
 
     # --- what the workload says ---
+
+    def asked(self, slice: str, pool: str) -> None:
+        """A slice is being asked for: if it is granted, this pool's price holds for it."""
+        self._pool_of[slice] = pool
 
     def submitted(self, job: str, checkpoint_s: float) -> None:
         self._submitted_at[job] = _now()
@@ -74,34 +88,46 @@ class Tally(Recorder):
             case "vm.created":
                 chips = body["chips"]
                 assert isinstance(chips, int)
-                self._machines[str(body["provider_id"])] = (_now(), chips, self.price_of.get(chips))
+                price = self.price_of.get(self._pool_of.pop(subject, ""))
+                self._machines[str(body["provider_id"])] = _Machine(chips, price)
+            case "vm.ready":
+                self._machines[str(body["provider_id"])].ready = _now()
+            case "vm.refused":
+                self.refusals += 1
             case "vm.deleted":
                 self._let_go(str(body["provider_id"]))
             case "vm.preempted":
                 self.preemptions += 1
                 self._let_go(str(body["provider_id"]))
             case "provider.call" if body["verb"] == "create":
+                self._pool_of.pop(subject, None)
                 self.creates += 1
                 self.refusals += body["outcome"] != "ok"
             case _:
                 pass
 
     def _let_go(self, provider_id: str) -> None:
-        since, chips, price = self._machines.pop(provider_id, (_now(), 0, None))
-        chip_s = chips * (_now() - since)
+        machine = self._machines.pop(provider_id, None)
+        if machine is None or machine.ready is None:
+            return
+        chip_s = machine.chips * (_now() - machine.ready)
         self.held_chip_s += chip_s
-        if chips:
-            self.usd = None if price is None or self.usd is None else self.usd + price * chip_s / HOUR
+        if machine.price is None or self.usd is None:
+            self.usd = None
+        else:
+            self.usd += machine.price * chip_s / HOUR
 
     def _start(self, attempt: str, body: dict[str, object]) -> None:
-        job = str(body["job"])
+        job, provider_id = str(body["job"]), str(body["provider_id"])
         run = self._runs.get(attempt)
         if run is None:
-            _, chips, _ = self._machines.get(str(body["provider_id"]), (0.0, 0, None))
-            run = self._runs[attempt] = _Run(job, _now(), 0, chips)
-            if job not in self._waited and job in self._submitted_at:
-                self._waited.add(job)
-                self._waits.append(_now() - self._submitted_at[job])
+            run = self._runs[attempt] = _Run(job, _now())
+            submitted_at = self._submitted_at.pop(job, None)
+            if submitted_at is not None:
+                self._waits.append(_now() - submitted_at)
+        if provider_id not in run.machines:
+            run.machines = (*run.machines, provider_id)
+            run.chips += self._machines[provider_id].chips
         run.started = _now()
         run.running += 1
 
@@ -137,7 +163,6 @@ class Tally(Recorder):
             self.last_end = max(self.last_end, _now())
             for known in (self._submitted_at, self._checkpoint_s, self._saved_s):
                 known.pop(job.id, None)
-            self._waited.discard(job.id)
         return [job.id for job in ended]
 
     def close(self) -> None:

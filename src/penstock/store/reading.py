@@ -142,6 +142,15 @@ class RowReader:
             self._seen(rows.JOBS, jobs)
         return answer
 
+    def waiting_ahead(self, job: Job) -> int:
+        self._settle(rows.JOBS)
+        sql = (
+            "select count(*) from jobs where waiting = 1 and queue = $1"
+            " and (priority > $2 or (priority = $2 and id < $3))"
+        )
+        count: int = self._rows(sql, (job.spec.queue, job.priority, job.id))[0][0]
+        return count
+
     def waiting_counts(self) -> dict[str, int]:
         self._settle(rows.JOBS)
         counts = self._rows("select queue, count(*) from jobs where waiting = 1 group by queue order by queue")

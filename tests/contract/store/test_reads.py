@@ -139,6 +139,8 @@ def test_heads_are_best_first_and_only_those_that_can_start(on: Harness) -> None
     everything = on.read(lambda r: r.heads(["main"], 99))["main"]
     assert [job.id for job in everything] == ["j0002", "j0005", "j0001", "j0003", "j0004"]
     assert on.read(lambda r: r.waiting_counts()) == {"main": 5, "other": 1}
+    assert [on.read(lambda r, job=job: r.waiting_ahead(job)) for job in everything] == [0, 1, 2, 3, 4]
+    assert on.read(lambda r: r.waiting_ahead(a_job(6, blocked=1))) == 4
 
 
 def test_a_job_joins_the_heads_when_it_is_unblocked_and_leaves_when_it_was_placed(on: Harness) -> None:

@@ -96,6 +96,7 @@ class _Shares:
         self._kinds: dict[str, tuple[str, str, str]] = {}
         self._slots: dict[str, _Slot] = {}
         self._began = history.time(history.events[0]) if history.events else 0.0
+        self._skewed = any(record.subject == "P4" for record in history.witnessed("fault"))
 
     def take(self, event: Event) -> None:
         t = self._history.time(event)
@@ -188,10 +189,11 @@ class _Shares:
         """The queue that starts a job may be ahead of a waiting peer by one maximal job, not more.
 
         Only peers of the same team and band count, whose waiting jobs want just what this job got and whom no quota
-        keeps from it.
+        keeps from it. Where the controller's clock jumped (P4), its books of chip-time are off by the jump and nothing
+        is judged.
         """
         wanted = accelerators_if_clear(job)
-        if not wanted:
+        if not wanted or self._skewed:
             return
         # The controller forgets old use by halves; forgetting all of it at the fastest rate favours the accused.
         faded = 0.5 ** ((t - self._began) / limits.SHARE_HALF_LIFE_S)
