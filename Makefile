@@ -31,7 +31,7 @@ $(BENCH_INSTALLED): $(INSTALLED) locks/bench.txt
 	touch $@
 
 .PHONY: demo
-demo: setup ## a first look: the catalogue, then the real controller in a simulated world with faults
+demo: setup ## a first look: one family of the catalogue, then the real controller in a simulated world with faults
 	$(BIN)/tpu catalog v5e
 	$(BIN)/tpu sim check --seeds 3
 
@@ -53,12 +53,16 @@ format: setup ## rewrite the code as `check` wants it, where a machine can
 	$(BIN)/ruff format .
 
 .PHONY: bench-core
-bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick, claim path and simulator (figures: docs/benchmarks.md)
-	tools/with_postgres $(BIN)/python -m tests.bench.core $(ARGS)
+bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick and simulator against their bounds (docs/benchmarks.md)
+	tools/with_postgres $(BIN)/python bench/core.py $(ARGS)
+
+.PHONY: sim-check
+sim-check: setup ## 200 simulation seeds: every fault, rule and crash point, or it fails
+	$(BIN)/tpu sim check --seeds 200 $(ARGS)
 
 MINUTES ?= 30
 .PHONY: soak
-soak: setup ## fresh simulation seeds on two cores for MINUTES (30); prints the sums, fails on any violation
+soak: setup ## fresh simulation seeds on all cores for MINUTES (30); prints the sums, fails on any violation
 	$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 # Releases younger than this stay out of the locks: a bad upload is usually withdrawn within a week.
@@ -76,4 +80,5 @@ lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; 
 .PHONY: clean
 clean: ## remove .venv and everything made by the tools
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf penstock-bench-*
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,9 @@
 """Run `tpu sim check` on fresh seeds for a length of time; `make soak` calls it.
 
-Starts one simulator process per core, chunk after chunk, adds up their reports and prints the sums, as a table and, with
-`--out`, as JSON. A violation is shown at once with its replay command, and the soak goes on; a simulator that dies ends
-it. It judges nothing itself: violations are the rules' word, and what a whole run should have exercised is
-`penstock.sim.check.coverage_problems`. Exits with 1 on any violation or problem.
+Starts one simulator process per core, chunk after chunk, adds up their reports and prints the sums, as a table and,
+with `--out`, as JSON. A violation is shown at once with its replay command, and the soak goes on; a simulator that dies
+ends it. It judges nothing itself: violations are the rules' word, and what a whole run should have exercised is that
+of `penstock.sim.check.coverage_problems`. Exits with 1 on any violation or problem.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Died(Exception):
 
 
 def fresh_start() -> int:
-    """A seed from the date and time, far above those of CI, that can be read back: 261115043000000 is 2026-11-15 04:30."""
+    """A seed that tells when the soak began (261115043000000: 2026-11-15 04:30), far above those of CI."""
     return int(time.strftime("%y%m%d%H%M", time.gmtime())) * SEEDS_PER_MINUTE
 
 
@@ -94,25 +94,22 @@ def soak(minutes: float, processes: int, chunk: int, start: int) -> Report:
 def show_violations(total: Report, chunk: Report) -> None:
     room = max(0, SHOWN_MAX - len(total.violations))
     for failure in chunk.violations[:room]:
-        print(
-            f"soak: {failure.rule}, seed {failure.seed}: {failure.message}\n{failure.story}\nreplay: {failure.replay}"
-        )
+        print(f"soak: {failure.rule}, seed {failure.seed}: {failure.message}")
+        print(f"{failure.story}\nreplay: {failure.replay}", flush=True)
 
 
 def table(report: Report) -> str:
     """The sums as people read them."""
     rate = (report.events + report.records) / report.cpu_s if report.cpu_s else 0.0
-    rarest = sorted(
-        (times, f"{side} {point}") for point, sides in report.points.items() for side, times in sides.items()
-    )
+    sides = [(times, f"{side} {point}") for point, both in report.points.items() for side, times in both.items()]
+    rarest = ", ".join(f"{where} ({times})" for times, where in sorted(sides)[:3])
     lines = [
         f"seeds       {report.seeds:,} from {report.first_seed}, {report.virtual_h:,.1f} virtual hours",
         f"time        {report.wall_s:,.0f} s, {rate:,.0f} events/s per process",
         f"events      {report.events:,} committed, {report.records:,} seen by clients and the world",
         f"faults      {sum(report.faults.values()):,}: " + _pairs(report.faults),
         "premises    " + _pairs(report.premises),
-        f"crashes     {sum(times for times, _ in rarest):,} at {len(rarest)} points and sides; rarest: "
-        + ", ".join(f"{where} ({times})" for times, where in rarest[:3]),
+        f"crashes     {sum(times for times, _ in sides):,} at {len(sides)} points and sides; rarest: {rarest}",
         f"violations  {len(report.violations)}",
     ]
     lines += [f"            {failure.rule}: {failure.replay}" for failure in report.violations[:SHOWN_MAX]]

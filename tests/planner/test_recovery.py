@@ -306,7 +306,8 @@ def test_an_end_with_its_outputs_is_an_end_though_it_was_told_to_stop() -> None:
     exits = (WELL, Exit(host=1, code=0))
     stop = StopOrder("reclaimed", NOW)
     attempt = add_running(world(), "x", ("s1", "s2"), exits=exits, stop=stop, outputs=("model",))
-    assert end_of(attempt, cancelled=False)[0] is Cause.SUCCEEDED
+    assert end_of(attempt, cancelled=False, outputs=("model",))[0] is Cause.SUCCEEDED
+    assert end_of(attempt, cancelled=False, outputs=("model", "metrics"))[0] is Cause.PREEMPTED
 
 
 def test_an_echo_is_not_the_cause() -> None:

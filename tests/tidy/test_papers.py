@@ -104,5 +104,5 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 def test_make_help_lists_every_target_people_call() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("setup", "demo", "test", "check", "bench-core", "soak", "lock", "clean"):
+    for target in ("setup", "demo", "test", "check", "sim-check", "bench-core", "soak", "lock", "clean"):
         assert f"make {target} " in shown

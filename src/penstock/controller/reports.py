@@ -216,7 +216,7 @@ def _merge_exit(tx: Transaction, attempt: Attempt, exit: Exit, outputs: tuple[st
 def _close_reported(tx: Transaction, attempt: Attempt) -> None:
     """All hosts have exited, so nothing of the attempt can be left running: its slices are clean."""
     job = _job(tx, attempt)
-    cause, evidence = end_of(attempt, job.cancel_at is not None)
+    cause, evidence = end_of(attempt, job.cancel_at is not None, job.spec.outputs)
     if cause is Cause.SUCCEEDED and fence_passed(job, attempt):
         cause, evidence = Cause.LOST, ("finished after its fence was passed",)
     elif cause is Cause.SUCCEEDED:

@@ -17,16 +17,16 @@ from penstock.domain.nouns import Attempt, Exit
 STOPPED: Final = "stopped"
 
 
-def end_of(attempt: Attempt, cancelled: bool) -> tuple[Cause, tuple[str, ...]]:
-    """Why an attempt ended all of whose hosts have reported, and the evidence."""
+def end_of(attempt: Attempt, cancelled: bool, outputs: tuple[str, ...] = ()) -> tuple[Cause, tuple[str, ...]]:
+    """Why an attempt ended all of whose hosts have reported, and the evidence. `outputs` are what the job declared."""
     if cancelled:
         return Cause.CANCELLED, ("the job was cancelled",)
     if all(ended.well for ended in attempt.exits):
         if attempt.fencing_at is not None:
             return Cause.LOST, ("it ended well, but its fence had been passed",)
         stopped = cause_of_stop(attempt)
-        if stopped is not None and not attempt.outputs:
-            # Many programs save and exit with 0 when told to stop: without outputs nobody can tell that from the end.
+        if stopped is not None and not (outputs and set(outputs) <= set(attempt.outputs)):
+            # Many programs save and exit with 0 when told to stop: only complete outputs tell that from the end.
             return stopped, ("it ended well, but only after we told it to stop",)
         return Cause.SUCCEEDED, (f"all {attempt.hosts} hosts ended with exit code 0",)
     return cause_of(attempt)

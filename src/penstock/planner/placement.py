@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from penstock.domain import limits
@@ -24,6 +24,11 @@ from penstock.planner.zones import open_at
 def idle_from(slice: Slice) -> float:
     """Since when a slice has had nothing to do."""
     return slice.idle_since if slice.idle_since is not None else slice.ready_at or 0.0
+
+
+def _within(entries: Iterable[tuple[str, ...]], zones: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Those of the coming slices that can appear nowhere but in these zones."""
+    return (where for where in entries if all(zone in zones for zone in where))
 
 
 class Option(NamedTuple):
@@ -291,12 +296,18 @@ class Ground:
     def coming(self, team: str, pool: Pool, zones: tuple[str, ...]) -> int:
         """Slices on their way for a team in these zones, those promised to earlier jobs left out."""
         entries = self._on_their_way().get((team, pool.name), [])
-        return sum(1 for where in entries if all(zone in zones for zone in where))
+        return sum(1 for _ in _within(entries, zones))
 
     def promise(self, team: str, pool: Pool, zones: tuple[str, ...], count: int) -> None:
         entries = self._on_their_way().get((team, pool.name), [])
-        for where in [where for where in entries if all(zone in zones for zone in where)][:count]:
-            entries.remove(where)
+        if count and entries:
+            promised = list(islice(_within(entries, zones), count))
+            for where in promised:
+                entries.remove(where)
+
+    def _any_coming(self, team: str, pool: Pool, zones: tuple[str, ...]) -> bool:
+        """`coming` for one slice: the first found will do, and with hundreds on their way that is what counts."""
+        return any(_within(self._on_their_way().get((team, pool.name), []), zones))
 
     def _on_their_way(self) -> dict[tuple[str, str], list[tuple[str, ...]]]:
         """Per team and pool, where each coming slice may appear; a racing set is one slice in several places."""
@@ -321,7 +332,7 @@ class Ground:
 
     def _single(self, team: str, options: Sequence[Option]) -> Gap:
         for option in options:
-            if self.coming(team, option.pool, option.zones):
+            if self._any_coming(team, option.pool, option.zones):
                 self.promise(team, option.pool, option.zones, 1)
                 return Gap((option,), None, (), 0, 1, 0, 0, self._now)
         growing = tuple(option for option in options if self.room(team, option.pool))

@@ -8,6 +8,7 @@ names the rules that should catch it; `tests/sim` demands that one of them does 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +19,10 @@ from penstock.controller import attempts, execute, jobs, observe, reports, verbs
 from penstock.controller.verbs import save_job
 from penstock.domain import endings
 from penstock.domain.custody import Launch
-from penstock.domain.lifecycle import BILLED_SLICE_STATES, Cause, JobState, SliceState
+from penstock.domain.lifecycle import BILLED_SLICE_STATES, AttemptState, Cause, JobState, SliceState
 from penstock.domain.nouns import Attempt, Exit, Job, Slice, StopOrder
 from penstock.objects.memory import MemoryObjects
-from penstock.planner import actions, snapshot
+from penstock.planner import actions, backfill, snapshot
 from penstock.ports.capacity import CapacityError, Listing
 from penstock.ports.store import Transaction
 from penstock.sim.planted import REGISTRY, Bug, Undo, bug, swap
@@ -53,8 +54,8 @@ def _without(*drops: str) -> Undo:
 def _commit_without_fence() -> list[Undo]:
     right = endings.end_of
 
-    def wrong(attempt: Attempt, cancelled: bool) -> Any:
-        return right(msgspec.structs.replace(attempt, fencing_at=None), cancelled)
+    def wrong(attempt: Attempt, cancelled: bool, outputs: tuple[str, ...]) -> Any:
+        return right(msgspec.structs.replace(attempt, fencing_at=None), cancelled, outputs)
 
     return [swap(reports, "end_of", wrong), swap(reports, "fence_passed", lambda *_: False)]
 
@@ -157,19 +158,20 @@ def _allow(*states: str) -> Undo:
     return undo
 
 
-@bug("late-report-revives", "a report of a closed attempt is taken as if it were live", "S4", "S3", "S8", "S13")
+@bug("late-report-revives", "a good report of a closed attempt is taken as if it were live", "S4", "S3", "S8", "S13")
 def _late_report() -> list[Undo]:
-    def wrong(tx: Transaction, attempt: Attempt, exit: Exit, why: str) -> None:
-        job = tx.jobs((attempt.job,))[0]
-        if not exit.well or job.state not in (JobState.FAILED, JobState.CANCELLED):
-            return
-        tx.save(msgspec.structs.replace(job, state=JobState.SUCCEEDED), "job.succeeded", body={})
+    right = reports._merge
 
-    return [
-        _without("drop trigger jobs_step"),
-        swap(reports, "_reject", wrong),
-        _allow("failed", "cancelled"),
-    ]
+    def wrong(tx: Transaction, slice: Slice, request: Any, held: Any) -> None:
+        attempt = tx.attempt(held.attempt)
+        if attempt is not None and attempt.state is AttemptState.CLOSED and held.exit is not None and held.exit.well:
+            job = tx.jobs((attempt.job,))[0]
+            if job.state in (JobState.FAILED, JobState.CANCELLED):
+                tx.save(msgspec.structs.replace(job, state=JobState.SUCCEEDED), "job.succeeded", body={})
+            return
+        right(tx, slice, request, held)
+
+    return [_without("drop trigger jobs_step"), swap(reports, "_merge", wrong), _allow("failed", "cancelled")]
 
 
 @bug("create-before-intent", "the provider is called before the intent is committed", "S9")
@@ -205,7 +207,7 @@ def _cancel_keeps_fence() -> list[Undo]:
     return [
         swap(jobs, "_request_cancel", request),
         swap(attempts, "_go_on", go_on),
-        swap(reports, "end_of", lambda attempt, cancelled: right(attempt, False)),
+        swap(reports, "end_of", lambda attempt, cancelled, outputs: right(attempt, False, outputs)),
     ]
 
 
@@ -259,7 +261,7 @@ def _quota_unchecked() -> list[Undo]:
 
     return [
         swap(writing.RowTransaction, "reserve", reserve),
-        swap(snapshot.Snapshot, "free_chips", lambda self, scope, name: None),
+        swap(snapshot.Snapshot, "free_chips", lambda self, scope, name: 1_000_000),
     ]
 
 
@@ -316,6 +318,14 @@ def _report_lost() -> list[Undo]:
         return msgspec.structs.replace(reply, forget=ended)
 
     return [swap(reports, "_merge_exit", merge), swap(reports, "orders", orders)]
+
+
+@bug("backfill-delays-head", "jobs pass a waiting gang however long they run", "L6")
+def _backfill_delays_head() -> list[Undo]:
+    def never(self: Any, pool: str, zones: tuple[str, ...], count: int) -> float:
+        return math.inf if count > 0 else float(self._now)
+
+    return [swap(backfill.Endings, "slices_free_at", never)]
 
 
 @bug("unreachable-is-empty", "a zone that cannot be listed or asked is read as an empty one", "S14", "S5", "S10")

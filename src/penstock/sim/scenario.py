@@ -55,6 +55,8 @@ def build(rng: random.Random, fault_s: float) -> Scenario:
         scenario.jobs.append(_job(rng, number, queues, fault_s))
     for number in range(rng.randint(1, 2)):
         scenario.jobs.append(_extraction(rng, number, scenario, fault_s))
+    for number in range(rng.randint(10, 16)):
+        scenario.jobs.append(_calm_job(rng, number, queues, fault_s))
     scenario.jobs.sort(key=lambda job: job.at_s)
     return scenario
 
@@ -142,6 +144,27 @@ def _job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -
         duration_s=duration_s,
         cancel_after_s=rng.uniform(0.0, 500.0) if rng.random() < 0.3 else None,
     )
+
+
+def _calm_job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -> JobPlan:
+    """Work that comes once the faults have stopped: gangs and short jobs on the same few slices, told how long they run.
+
+    What liveness demands is judged on these: free capacity is used, shares are fair, and nobody delays a gang.
+    """
+    queue = rng.choice([each for each in queues if each.team == "red"])
+    duration_s = rng.choice([60.0, 150.0, 400.0, 900.0])
+    slices = rng.choice([1, 1, 2, 3])
+    spec = JobSpec(
+        team=queue.team,
+        queue=queue.name,
+        resources=Resources(accelerators=("v5e-8",), chips=8, slices=slices),
+        payload=Command(("python", "train.py")),
+        name=f"calm-{number}",
+        timeout_s=duration_s + 120.0,
+        expected_s=duration_s if rng.random() < 0.5 else None,
+    )
+    at_s = fault_s + rng.uniform(5.0, 240.0)
+    return JobPlan(at_s=at_s, spec=spec, key=f"calm-{number}", nature="well", duration_s=duration_s)
 
 
 def _extraction(rng: random.Random, number: int, scenario: Scenario, fault_s: float) -> JobPlan:

@@ -170,6 +170,7 @@ class _Play:
         self.specs: dict[JobClass, JobSpec] = {}
         self.classes: dict[str, JobClass] = {}
         self.left_s: dict[str, float] = {}
+        self.ordered: list[str] = []  #: slices whose agents the last round has orders for
         self.jobs = sum(each.count for each in workload.jobs)
         self.arrived = 0
         self.ticks = 0
@@ -288,16 +289,20 @@ class _Play:
         return await self.controller.agents.sync(request)
 
     def _ticked(self, plan: Plan, epoch: int) -> None:  # noqa: ARG002
-        """Agents do not poll here: tell those that have orders waiting."""
+        """Agents do not poll here: tell those that have orders waiting, once the snapshot they are answered from knows.
+
+        That is one round later, where a real agent's next sync would be up to `SYNC_S` later.
+        """
         self.ticks += 1
-        snapshot = self.controller.snapshot
+        for slice in self.ordered:
+            self.world.poke(slice)
+        self.ordered.clear()
+        attempts = self.controller.snapshot.attempts
         for action in plan.actions:
             if isinstance(action, Place):
-                for slice in action.slices:
-                    self.world.poke(slice)
-            elif isinstance(action, Stop) and action.attempt in snapshot.attempts:
-                for bound in snapshot.attempts[action.attempt].slices:
-                    self.world.poke(bound.slice)
+                self.ordered.extend(action.slices)
+            elif isinstance(action, Stop) and action.attempt in attempts:
+                self.ordered.extend(bound.slice for bound in attempts[action.attempt].slices)
 
     async def _until_done(self, arrivals: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()

@@ -256,10 +256,16 @@ class _Shares:
             )
 
     def _gang_before(self, attempt: AttemptFacts, t: float) -> JobFacts | None:
-        """The first of the attempt's queue that waits for several slices with a better claim than its job."""
+        """The gang that stands first of its whole team, with a better claim than the attempt's job.
+
+        Behind another head it might not have started anyhow, so only a gang that nobody precedes is judged by.
+        """
         queue = self._queues.get(attempt.queue)
         job = self._history.jobs.get(attempt.job)
-        if queue is None or job is None:
+        if queue is None or job is None or queue.returning:
+            return None
+        peers = [each for each in self._queues.values() if each is not queue and each.team == queue.team]
+        if any(each.waiting or each.others or each.returning for each in peers):
             return None
         gangs = [
             gang
@@ -268,7 +274,11 @@ class _Shares:
         ]
         gangs = [gang for gang in gangs if whole(gang.body, "slices", 1) > 1 and _claim(gang) < _claim(job)]
         first = min(gangs, key=_claim, default=None)
-        if first is None or not self._has_room(queue, whole(first.body, "chips") * whole(first.body, "slices", 1)):
+        if first is None or any(
+            _claim(self._history.jobs[id]) < _claim(first) for id in (*queue.waiting, *queue.others)
+        ):
+            return None
+        if not self._has_room(queue, whole(first.body, "chips") * whole(first.body, "slices", 1)):
             return None
         return first
 
