@@ -1,8 +1,8 @@
 """How long a tick takes with a million jobs waiting and ten thousand slices at work, on SQLite on disk.
 
-`python bench/tick.py [--queued N] [--slices N] [--ticks N] [--json]`. The production controller, store and planner; only
-the provider is a table that lists what exists. Each tick one percent of the slices report something new and a hundred
-jobs are submitted, outside the timed part; what is timed is `Controller.tick` as the loop calls it.
+`python bench/tick.py [--queued N] [--slices N] [--ticks N] [--json]`. The production controller, store and planner;
+only the provider is a table that lists what exists. Each tick one percent of the slices report something new and a
+hundred jobs are submitted, outside the timed part; what is timed is `Controller.tick` as the loop calls it.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ async def plain(stage: Stage) -> None:
 PLAIN_PASSES = {
     "commit.carry_out": 4,
     "commit.hear": 6,
-    "commit.observe": 4,
+    "commit.observe": 3,
     "capacity.create": 1,
     "capacity.delete": 1,
 }

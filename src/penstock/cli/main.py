@@ -53,7 +53,9 @@ COMMANDS: dict[str, LazyCommand] = {
         "penstock.cli.classify:classify", "Say why a run failed, from its exit code, signal or log.", LOOK_UP
     ),
     "sim": LazyCommand("penstock.cli.sim:sim", "Run the real controller in a simulated world, with faults.", PROVE),
-    "doctor": LazyCommand("penstock.cli.doctor:doctor", "Check a store and this installation.", PROVE),
+    "doctor": LazyCommand(
+        "penstock.cli.doctor:doctor", "Check a store: schema, rows, counters, one live attempt per replica.", PROVE
+    ),
 }
 
 # Which extra brings a module that the bare install does not have.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Attempt
 from penstock.planner.snapshot import Snapshot, Witness
 from penstock.ports.capacity import READY
 from penstock.ports.clock import Clock
@@ -22,7 +21,8 @@ class Evidence:
         self._clock = clock
         self.listening_since = clock.steady()
         self._ticked_at = clock.steady()
-        self._heard: dict[tuple[str, int], float] = {}
+        self._heard: dict[str, dict[int, float]] = {}  #: slice -> host -> when it was last heard
+        self._least: dict[str, float] = {}  #: slice -> when its most silent host of those was last heard
         self._listed_without: dict[str, tuple[float, float]] = {}
         self._missing: set[str] = set()
         self._denied: set[str] = set()
@@ -39,7 +39,9 @@ class Evidence:
         self.listening_since = self._ticked_at = self._clock.steady()
 
     def heard(self, slice: str, host: int) -> None:
-        self._heard[slice, host] = self._clock.steady()
+        hosts = self._heard.setdefault(slice, {})
+        hosts[host] = self._clock.steady()
+        self._least[slice] = min(hosts.values())
 
     def present(self, slice: str) -> None:
         """A listing or a get showed it: earlier absences prove nothing any more."""
@@ -108,22 +110,25 @@ class Evidence:
             objects_down=self.objects_down,
         )
 
-    def last_heard(self, slice: str, host: int) -> float:
-        """When a host was last heard, by the steady clock; the simulator's quiet agents answer this themselves."""
-        return self._heard.get((slice, host), self.listening_since)
-
     def silent_slices(self, snapshot: Snapshot, steady: float) -> dict[str, float]:
         """Slices with a host not heard for long, and for how long; the simulator's quiet agents answer otherwise."""
         floor = self.listening_since
-        if steady - floor < limits.SILENCE_S:
+        limit = steady - limits.SILENCE_S
+        if floor > limit:
             return {}
+        # Ten thousand slices pass here each tick, nearly all of them heard a moment ago: one look-up each.
+        least, heard = self._least, self._heard
+        doubtful = [
+            slice
+            for id, slice in snapshot.slices.items()
+            if least.get(id, 0.0) <= limit or (slice.hosts > 1 and len(heard[id]) < slice.hosts)
+        ]
         silent = {}
-        for slice in snapshot.slices.values():
-            if slice.ready_at is None:
-                continue
-            oldest = min(self.last_heard(slice.id, host) for host in range(slice.hosts))
+        for slice in doubtful:
+            hosts = heard.get(slice.id, {})
+            oldest = min(hosts.values()) if len(hosts) == slice.hosts else floor
             age = steady - max(oldest, floor)
-            if age >= limits.SILENCE_S:
+            if slice.ready_at is not None and age >= limits.SILENCE_S:
                 silent[slice.id] = age
         return silent
 
@@ -142,7 +147,9 @@ class Evidence:
         self._unjoined = {id: self._unjoined.get(id, steady) for id in sorted(waiting)}
 
     def _overdue(self, snapshot: Snapshot, now: float) -> set[str]:
-        return {attempt.id for attempt in snapshot.attempts.values() if _late(attempt, now)}
+        """Past their timeout and the grace their own agents had. The agent's timer binds; this is the second line."""
+        late = snapshot.timeouts.before(now - limits.GRACE_S - 2 * limits.TICK_S)
+        return {id for id in late if snapshot.attempts[id].stop is None}
 
     def _prune(self, snapshot: Snapshot) -> None:
         """Forget stamps of what no longer lives, so that memory follows what lives."""
@@ -152,13 +159,6 @@ class Evidence:
             del self._fenced[id]
         for id in {*self._listed_without, *self._asked, *self._deletes, *self._missing} - snapshot.slices.keys():
             self.forget_slice(id)
-        if len(self._heard) > 4 * (len(snapshot.slices) + 256):
-            gone = [key for key in self._heard if key[0] not in snapshot.slices]
-            for key in gone:
-                del self._heard[key]
-
-
-def _late(attempt: Attempt, now: float) -> bool:
-    """Past its timeout and the grace its own agent had for it. The agent's timer binds; this is the second line."""
-    start = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    return now > start + attempt.timeout_s + limits.GRACE_S + 2 * limits.TICK_S and attempt.stop is None
+        if len(self._heard) > 2 * (len(snapshot.slices) + 256):
+            for id in [id for id in self._heard if id not in snapshot.slices]:
+                del self._heard[id], self._least[id]

@@ -1,6 +1,6 @@
 """One plan for one tick: recovery, then admission, then growth, then settling; and why jobs are not running.
 
-`controller.tick` calls `plan` with the snapshot its projection keeps and the time. Pure: the same snapshot gives the
+`controller.loop` calls `plan` with the snapshot its projection keeps and the time. Pure: the same snapshot gives the
 same plan, in whatever order it was filled. It costs what is live, idle or at the head of a queue, not what waits.
 """
 

@@ -20,6 +20,7 @@ from penstock.domain.lifecycle import (
     SliceState,
 )
 from penstock.domain.nouns import Attempt, Bound, Job, Pool, Queue, Quota, Slice, Team, Zone
+from penstock.planner.deadlines import Deadlines
 
 #: Slices an attempt can go on running on.
 SERVING_SLICE_STATES = frozenset({SliceState.READY, SliceState.DRAINING})
@@ -84,6 +85,7 @@ class Snapshot:
         self.troubled: dict[str, Attempt] = {}  #: attempts with an exit, a stop order or a fence
         self.holders: dict[str, str] = {}  #: slice -> the live attempt bound to it
         self.bereft: dict[str, Attempt] = {}  #: attempts one of whose slices broke, left or was replaced
+        self.timeouts = Deadlines()  #: when each live attempt has had all its time
 
     # --- teams, pools, queues, zones, limits ---
     def put_team(self, team: Team) -> None:
@@ -133,6 +135,7 @@ class Snapshot:
     def put_attempt(self, attempt: Attempt) -> None:
         self._forget_attempt(attempt.id)
         if attempt.state not in LIVE_ATTEMPT_STATES:
+            self.timeouts.drop(attempt.id)
             return
         self.attempts[attempt.id] = attempt
         self.attempts_of.setdefault(attempt.job, {})[attempt.replica] = attempt
@@ -145,6 +148,8 @@ class Snapshot:
         for bound in attempt.slices:
             self.holders[bound.slice] = attempt.id
         self._check_hold(attempt)
+        began = attempt.created_at if attempt.started_at is None else attempt.started_at
+        self.timeouts.put(attempt.id, began + attempt.timeout_s)
 
     def _forget_attempt(self, id: str) -> None:
         old = self.attempts.pop(id, None)

@@ -209,7 +209,8 @@ class Agent:
         self._held[order.attempt] = process
         if busy:
             process.kill(agent="device_busy")
-        self.poke()
+        if not self._quiet:  # a quiet agent tells of the launch together with the start
+            self.poke()
 
     async def _keep_custody(self) -> None:
         """The server is silent: go on only while the bucket says that the fence is still this attempt's."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import penstock.controller.loop  # noqa: F401 (what it imports fills the registry of verbs)
-from penstock.controller import loop as _loop  # noqa: F401 (whoever imports it registers every verb)
 from penstock.controller.projection import Changes, read_changes
 from penstock.controller.verbs import VERBS
 from penstock.domain.nouns import Slice

@@ -47,10 +47,10 @@ class Scenario(msgspec.Struct, kw_only=True):
 
 def build(rng: random.Random, fault_s: float) -> Scenario:
     """The scenario of one seed; everything is drawn from `rng`."""
-    teams = [Team(name="red", chip_limit=rng.choice([None, 160, 240])), Team(name="blue")]
+    teams = [Team(name="red", chip_limit=rng.choice([None, 56, 80])), Team(name="blue")]
     queues = _queues(rng)
     pools = _pools(rng)
-    scenario = Scenario(teams=teams, queues=queues, pools=pools, jobs=[], provider_chips=rng.choice([None, None, 256]))
+    scenario = Scenario(teams=teams, queues=queues, pools=pools, jobs=[], provider_chips=rng.choice([None, 72, 96]))
     for number in range(rng.randint(24, 44)):
         scenario.jobs.append(_job(rng, number, queues, fault_s))
     for number in range(rng.randint(1, 2)):
@@ -147,7 +147,7 @@ def _job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -
 
 
 def _calm_job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -> JobPlan:
-    """Work that comes once the faults have stopped: gangs and short jobs on the same few slices, told how long they run.
+    """Work that comes once the faults have stopped: gangs and short jobs on few slices, told how long they run.
 
     What liveness demands is judged on these: free capacity is used, shares are fair, and nobody delays a gang.
     """

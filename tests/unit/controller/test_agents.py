@@ -53,7 +53,7 @@ def test_a_steady_host_costs_no_event_and_no_transaction(stage: Stage, server: S
     for host in range(4):
         reply = server.sync(request(slice, host, held(stage.attempt(attempt))))
         assert reply == SyncReply(welcome=True)
-        assert server.evidence.last_heard(slice, host) == 7.0
+        assert server.evidence._heard[slice][host] == 7.0
     assert (last_seq(stage), server.transactions) == (before, 0)
 
 
@@ -127,7 +127,7 @@ def test_an_unwelcome_host_is_not_heard(stage: Stage, server: Server) -> None:
     stage.do(slices.release, slice, "test")
     stage.clock.advance(9)
     assert not server.sync(request(slice)).welcome
-    assert server.evidence.last_heard(slice, 0) == 0.0
+    assert server.evidence._heard.get(slice) is None
 
 
 def test_a_standby_sends_agents_away(stage: Stage, server: Server) -> None:
