@@ -74,6 +74,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_chip_hour: float | None = None
     deleted: bool = False
 
+    @property
+    def always(self) -> int:
+        """Slices it keeps whether anybody wants them or not."""
+        return self.min if self.per_zone is None else self.per_zone * len(self.zones)
+
 
 class Secret(msgspec.Struct, frozen=True):
     """A name only: the value is resolved on the host and never stored."""

@@ -103,6 +103,11 @@ class Bucket:
         self.kept[one.id] = (until, one)
 
 
+def _scopes(one: Slice) -> tuple[tuple[str, str], ...]:
+    """The limits a slice counts against."""
+    return ("pool", one.pool), ("team", one.team), ("provider", one.provider)
+
+
 class Ground:
     """Slices and room of one round."""
 
@@ -148,7 +153,6 @@ class Ground:
         return found
 
     def _find_options(self, team: str, resources: Resources) -> Iterator[Option]:
-        limit = self._snapshot.limits.get(("team", team))
         for rank, accelerator in enumerate(resources.accelerators):
             pools = sorted(self._pools.get(accelerator, []), key=lambda pool: (pool.chips, pool.name))
             for pool in pools:
@@ -158,9 +162,17 @@ class Ground:
                 if resources.pool not in {None, pool.name} or resources.spot not in {None, pool.spot}:
                     continue
                 holds = pool.max if pool.per_zone is None else min(pool.max, pool.per_zone)
-                if resources.slices > holds or (limit is not None and resources.slices * pool.chips > limit):
+                if resources.slices > holds or not self._ever_fits(team, pool, resources.slices * pool.chips):
                     continue
                 yield Option(rank, pool, zones)
+
+    def _ever_fits(self, team: str, pool: Pool, chips: int) -> bool:
+        """Whether so many chips of a pool can ever be had at once: else it would hold a part for ever."""
+        for scope, name in (("team", team), ("provider", pool.provider)):
+            most = self._snapshot.ever_free_chips(scope, name, pool)
+            if most is not None and chips > most:
+                return False
+        return True
 
     def bucket(self, team: str, pool: Pool, zone: str) -> Bucket | None:
         return self._team_buckets(team, pool.accelerator).get((pool.name, zone))
@@ -389,7 +401,8 @@ class Ground:
         """Idle slices to give back so that a pool can grow for the team by what is short; none when that cannot help.
 
         In the way are, at a full pool, idle slices of other teams or of zones the job refuses; at a full team, the
-        team's idle slices the job cannot use. They go only as far as every limit in the way can be met by it.
+        team's idle slices the job cannot use; at a full provider, those and whatever stands idle for other teams. They
+        go only as far as every limit in the way can be met by it.
         """
         count, best = gap.short, gap.options[0]
         usable = {(option.pool.name, zone) for option in options for zone in option.zones}
@@ -401,16 +414,15 @@ class Ground:
                 usable = {(best.pool.name, gap.zone)}
         for option in options:
             pool = option.pool
-            provider = self._free(("provider", pool.provider))
             closed = all(open_at(self._snapshot, pool, zone) > self._now for zone in option.zones)
-            if closed or pool.per_zone is not None or (provider is not None and provider < pool.chips):
+            if closed or pool.per_zone is not None:
                 continue
             chosen: dict[str, Slice] = {}
-            for scope in (("pool", pool.name), ("team", team)):
+            for scope in (("pool", pool.name), ("team", team), ("provider", pool.provider)):
                 free = self._free(scope)
                 if free is None:
                     continue
-                free += sum(one.chips for one in chosen.values() if scope[0] == "pool" or one.team == team)
+                free += sum(one.chips for one in chosen.values() if scope in _scopes(one))
                 for one in self._in_the_way(scope, pool, usable, team):
                     if free >= count * pool.chips:
                         break
@@ -438,11 +450,13 @@ class Ground:
         if scope[0] == "pool":
             holders = [(other, pool.accelerator) for other in sorted({pool.team, *pool.teams})]
         else:
-            holders = sorted(key for key in self._snapshot.idle if key[0] == team)
+            holders = sorted(key for key in self._snapshot.idle if scope[0] == "provider" or key[0] == team)
         found: list[Slice] = []
         for owner, accelerator in holders:
             for (name, zone), bucket in self._team_buckets(owner, accelerator).items():
                 if scope[0] == "pool" and name != pool.name:
+                    continue
+                if scope[0] == "provider" and self._snapshot.pools[name].provider != pool.provider:
                     continue
                 if owner != team or (name, zone) not in usable:
                     found.extend(bucket.best(bucket.free, ""))

@@ -96,7 +96,6 @@ def infeasible(snapshot: Snapshot, job: Job, ceiling: int | None, waited_s: floa
     ]
     right = [pool for pool in pools if pool.accelerator in resources.accelerators]
     needed = resources.chips * resources.slices
-    team_limit = snapshot.limits.get(("team", team))
     left = max(0.0, limit_s - waited_s)
     names = " or ".join(resources.accelerators)
     if not right:
@@ -109,14 +108,30 @@ def infeasible(snapshot: Snapshot, job: Job, ceiling: int | None, waited_s: floa
         most = max(_most(pool) for pool in fitting)
         why = f"it asks for {resources.slices} slices and the largest pool may have {most} in one place"
         advice = f"ask for {most} slices or fewer, or raise the maximum of pool {fitting[0].name}"
-    elif team_limit is not None and needed > team_limit:
-        why = f"it needs {needed} chips and team {team} may use {team_limit}"
-        advice = "ask for a smaller gang, or raise the team's limit"
+    elif (short := _short(snapshot, job, fitting)) is not None:
+        scope, name, most = short
+        why = f"it needs {needed} chips and {scope} {name} leaves {most} beside what its pools always hold"
+        advice = f"ask for a smaller gang, or raise the limit of {scope} {name}"
     else:
         why = f"it needs {needed} chips and queue {job.spec.queue} may never use more than {ceiling}"
         advice = "ask for a smaller gang, or raise the queue's quota"
     sentence = f"No pool can ever run this: {why}. The job fails in {left:.0f} s if that stays so."
     return reason("infeasible", sentence, advice, chips=needed, fails_in_s=left)
+
+
+def _short(snapshot: Snapshot, job: Job, pools: list[Pool]) -> tuple[str, str, int] | None:
+    """The limit of the team or provider under which no pool can ever hold the gang, and what it leaves."""
+    found = None
+    for pool in pools:
+        chips = job.spec.resources.slices * pool.chips
+        for scope, name in (("team", job.spec.team), ("provider", pool.provider)):
+            most = snapshot.ever_free_chips(scope, name, pool)
+            if most is not None and chips > most:
+                found = (scope, name, max(0, most))
+                break
+        else:
+            return None
+    return found
 
 
 def _allowed(pools: list[Pool], job: Job) -> list[Pool]:

@@ -238,6 +238,18 @@ class Snapshot:
             if other.id != slice.id
         )
 
+    def ever_free_chips(self, scope: str, name: str, pool: Pool) -> int | None:
+        """Chips a pool could ever have under a limit: what other pools always hold (minimum, fleet) is taken."""
+        limit = self.limits.get((scope, name))
+        if limit is None:
+            return None
+        others = (
+            each.chips * each.always
+            for each in self.pools.values()
+            if each.name != pool.name and not each.deleted and name == (each.team if scope == "team" else each.provider)
+        )
+        return limit - sum(others)
+
     def free_chips(self, scope: str, name: str) -> int | None:
         """Chips left under a limit; None when there is none."""
         limit = self.limits.get((scope, name))

@@ -47,10 +47,10 @@ class Scenario(msgspec.Struct, kw_only=True):
 
 def build(rng: random.Random, fault_s: float) -> Scenario:
     """The scenario of one seed; everything is drawn from `rng`."""
-    teams = [Team(name="red", chip_limit=rng.choice([None, 56, 80])), Team(name="blue")]
+    teams = [Team(name="red", chip_limit=rng.choice([None, 24, 40])), Team(name="blue")]
     queues = _queues(rng)
     pools = _pools(rng)
-    scenario = Scenario(teams=teams, queues=queues, pools=pools, jobs=[], provider_chips=rng.choice([None, 72, 96]))
+    scenario = Scenario(teams=teams, queues=queues, pools=pools, jobs=[], provider_chips=rng.choice([None, 40, 64]))
     for number in range(rng.randint(24, 44)):
         scenario.jobs.append(_job(rng, number, queues, fault_s))
     for number in range(rng.randint(1, 2)):
