@@ -247,22 +247,23 @@ def _second_commit() -> list[Undo]:
     return [swap(MemoryObjects, "put_new", wrong)]
 
 
-@bug("quota-unchecked", "limits are looked at by nobody at the moment of reservation", "S12")
+@bug("quota-unchecked", "the limits of team and provider are looked at by nobody when chips are reserved", "S12")
 def _quota_unchecked() -> list[Undo]:
-    right = writing.RowTransaction.reserve
+    right, right_free = writing.RowTransaction.reserve, snapshot.Snapshot.free_chips
 
     def reserve(self: Any, scope: str, name: str, chips: int) -> None:
         right(self, scope, name, 0)
         limit, used = self._counters[scope, name]
-        self._counters[scope, name] = (None, used)
+        if scope in ("team", "provider"):
+            self._counters[scope, name] = (None, used)
         right(self, scope, name, chips)
         _, used = self._counters[scope, name]
         self._counters[scope, name] = (limit, used)
 
-    return [
-        swap(writing.RowTransaction, "reserve", reserve),
-        swap(snapshot.Snapshot, "free_chips", lambda self, scope, name: 1_000_000),
-    ]
+    def free_chips(self: Any, scope: str, name: str) -> int | None:
+        return right_free(self, scope, name) if scope == "pool" else None
+
+    return [swap(writing.RowTransaction, "reserve", reserve), swap(snapshot.Snapshot, "free_chips", free_chips)]
 
 
 # --- six more ---
