@@ -72,10 +72,12 @@ def soak(minutes: float, processes: int, chunk: int, start: int) -> Report:
     next_start = start
     print(f"soak: seeds from {start}, {minutes:g} minutes, {processes} processes", flush=True)
     with ThreadPoolExecutor(processes) as pool:
-        while running or total.seeds == 0:
+        while True:
             while len(running) < processes and (time.monotonic() < end or next_start == start):
                 running.add(pool.submit(check, next_start, chunk))
                 next_start += chunk
+            if not running:
+                break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 show_violations(total, future.result())

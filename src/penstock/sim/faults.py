@@ -61,6 +61,7 @@ class Chaos:
         self._store_rate = rng.choice([0.0, 0.005, 0.02])
         self._store_down_until = -1.0
         self._foreign_rate = 0.03
+        self._zone_down_until: dict[str, float] = {}
         self._skews = rng.random() < 0.5  #: other seeds keep true clocks, so that fair shares can be judged exactly
         self._pause_s = rng.choice([15.0, 30.0, 60.0])
 
@@ -113,6 +114,8 @@ class Chaos:
         """The fate of one provider call (`capacity.fake.Faults`)."""
         if not self.on:
             return None
+        if self._zone_is_down(verb, name):
+            return Fault(FaultKind.TRANSIENT)
         if verb == "create" and self._rng.random() < self._foreign_rate:
             self._take_name(name)
         if self._rng.random() >= self._call_rate:
@@ -127,6 +130,12 @@ class Chaos:
         }.get(kind, 0.0)
         self._note(code, f"{verb} {name}: {kind.value}")
         return Fault(kind, seconds)
+
+    def _zone_is_down(self, verb: str, name: str) -> bool:
+        """Whether the zone of a call does not answer at all just now; a listing's name is its zone."""
+        vm = self.world.cloud.vm(name) if self.world is not None and verb != "list" else None
+        zone = vm.zone if vm is not None else name
+        return asyncio.get_running_loop().time() < self._zone_down_until.get(zone, 0.0)
 
     async def after(self, verb: str, name: str) -> None:
         """Lost and slow replies are drawn in `before`."""
@@ -146,7 +155,7 @@ class Chaos:
         actions = (
             self._preempt, self._preempt, self._preempt, self._break_host, self._partition, self._partition,
             self._pause_host, self._noise, self._agent_trouble, self._store_outage, self._skew_clock,
-            self._freeze_controller, self._change_zone, self._crash_controller,
+            self._freeze_controller, self._change_zone, self._crash_controller, self._zone_outage,
         )  # fmt: skip
         while loop.time() < until_s:
             await asyncio.sleep(self._rng.expovariate(1 / self._pause_s))
@@ -280,6 +289,12 @@ class Chaos:
         if alive:
             self._note("P1", "controller killed")
             self._rng.choice(alive).kill()
+
+    def _zone_outage(self) -> None:
+        """The provider's interface of one zone answers nobody for a while; what runs there runs on."""
+        zone, seconds = self._rng.choice(ZONES), self._rng.choice([30.0, 150.0, 400.0])
+        self._zone_down_until[zone] = asyncio.get_running_loop().time() + seconds
+        self._note("C1", f"{zone} does not answer for {seconds:.0f} s")
 
     def _change_zone(self) -> None:
         assert self.world is not None

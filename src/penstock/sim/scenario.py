@@ -55,8 +55,10 @@ def build(rng: random.Random, fault_s: float) -> Scenario:
         scenario.jobs.append(_job(rng, number, queues, fault_s))
     for number in range(rng.randint(1, 2)):
         scenario.jobs.append(_extraction(rng, number, scenario, fault_s))
+    calm = rng.choice([queue for queue in queues if queue.team == "red"])
     for number in range(rng.randint(10, 16)):
-        scenario.jobs.append(_calm_job(rng, number, queues, fault_s))
+        queue = calm if rng.random() < 0.8 else queues[0]
+        scenario.jobs.append(_calm_job(rng, number, queue, fault_s))
     scenario.jobs.sort(key=lambda job: job.at_s)
     return scenario
 
@@ -146,12 +148,11 @@ def _job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -
     )
 
 
-def _calm_job(rng: random.Random, number: int, queues: list[Queue], fault_s: float) -> JobPlan:
+def _calm_job(rng: random.Random, number: int, queue: Queue, fault_s: float) -> JobPlan:
     """Work that comes once the faults have stopped: gangs and short jobs on few slices, told how long they run.
 
     What liveness demands is judged on these: free capacity is used, shares are fair, and nobody delays a gang.
     """
-    queue = rng.choice([each for each in queues if each.team == "red"])
     duration_s = rng.choice([60.0, 150.0, 400.0, 900.0])
     slices = rng.choice([1, 1, 2, 3])
     spec = JobSpec(

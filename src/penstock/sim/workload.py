@@ -35,6 +35,7 @@ from penstock.ports.capacity import Seen
 from penstock.ports.clock import Clock
 from penstock.ports.store import Reader, Store, Transaction
 from penstock.sim.loop import VirtualClock, VirtualLoop, run
+from penstock.sim.network import Network, Sync
 from penstock.sim.planted import swap
 from penstock.sim.processes import Behaviour
 from penstock.sim.tally import Tally
@@ -134,6 +135,18 @@ class _PacedStore:
         await self._store.close()
 
 
+class _NearNetwork(Network):
+    """A network without distance: a sync is the server's answer, with no task and no timer in between."""
+
+    def __init__(self, rng: random.Random, answer: Sync) -> None:
+        super().__init__(rng=rng)
+        self._answer = answer
+
+    @override
+    async def sync(self, request: SyncRequest) -> SyncReply:
+        return await self._answer(request)
+
+
 class _Counted(FakeCapacity):
     """The provider, which tells the tally whose machine each create is for."""
 
@@ -184,10 +197,8 @@ class _Play:
         assert isinstance(loop, VirtualLoop)
         workload = self.workload
         self.store = SqliteStore.inline(self.clock)
-        self.world = World(
-            rng=self.rng, behaviour=self._behave, recorder=self.tally, server=self._serve, label=LABEL,
-            delay_s=(0.0, 0.0), quiet=True,
-        )  # fmt: skip
+        self.world = World(rng=self.rng, behaviour=self._behave, recorder=self.tally, label=LABEL, quiet=True)
+        self.world.network = _NearNetwork(self.rng, self._serve)
         self._set_zones(loop)
         entropy = random.Random(f"ids {workload.seed}")
         self.controller = Controller(

@@ -188,8 +188,8 @@ class _Shares:
     def _judge_share(self, attempt: AttemptFacts, job: JobFacts, queue: _Queue, t: float) -> None:
         """The queue that starts a job may be ahead of a waiting peer by one maximal job, not more.
 
-        Only peers of the same team and band count, whose waiting jobs want just what this job got and whom no quota
-        keeps from it. Where the controller's clock jumped (P4), its books of chip-time are off by the jump and nothing
+        Only peers of the same team and band count, whose head wants just what this job got and whom no quota keeps from
+        it. Where the controller's clock jumped (P4), its books of chip-time are off by the jump and nothing
         is judged.
         """
         wanted = accelerators_if_clear(job)
@@ -205,10 +205,8 @@ class _Shares:
                 continue
             if not self._has_room(peer, attempt.chips):
                 continue
-            if not any(
-                t - since > PLACED_S and accelerators_if_clear(self._history.jobs[id]) == wanted
-                for id, since in peer.waiting.items()
-            ):
+            head = min(peer.waiting, key=lambda id: _claim(self._history.jobs[id]))
+            if t - peer.waiting[head] <= PLACED_S or accelerators_if_clear(self._history.jobs[head]) != wanted:
                 continue
             self._finding.premises += 1
             slack = self._largest[attempt.team] / min(queue.weight, peer.weight)
