@@ -1,14 +1,16 @@
 """How large a workload the simulator plays, and what the learned zone order is worth.
 
-`python bench/workload.py [--day] [--zones] [--seeds N] [--scale F] [--json]`. `--day` plays `examples/workloads/day.toml`
-(ten thousand slices, a million jobs, one virtual day) and notes wall time and peak memory; `--zones` plays
-`examples/workloads/zones.toml` in learned and in fixed order for many seeds. Without either, both.
+`python bench/workload.py [--day] [--zones] [--seeds N] [--scale F] [--json]`. `--day` plays day.toml of the example
+workloads (ten thousand slices, a million jobs, one virtual day) and notes wall time and peak memory; `--zones` plays
+zones.toml in learned and in fixed order for many seeds, each with its zones listed in another order, because nobody
+who writes a list knows which zone is good, and flip.toml for how soon the order follows a change. Without either, both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import sys
@@ -55,30 +57,62 @@ def play_day(share: float) -> dict[str, object]:
     }
 
 
+def shuffled(workload: Workload) -> Workload:
+    """The same workload with the zones of its pools listed in an order of the seed's choice."""
+    names = [zone.name for zone in workload.zones]
+    random.Random(f"order {workload.seed}").shuffle(names)
+    pools = tuple(msgspec.structs.replace(pool, zones=tuple(names)) for pool in workload.pools)
+    return msgspec.structs.replace(workload, pools=pools)
+
+
 def play_zones(seed: int) -> tuple[WorkloadResult, WorkloadResult]:
     """One seed in learned and in fixed order."""
     path = EXAMPLES / "zones.toml"
-    learned = run_workload(read_workload(path, seed=seed, order="learned"))
-    return learned, run_workload(read_workload(path, seed=seed, order="fixed"))
+    learned = run_workload(shuffled(read_workload(path, seed=seed, order="learned")))
+    return learned, run_workload(shuffled(read_workload(path, seed=seed, order="fixed")))
+
+
+def makespan_h(result: WorkloadResult) -> float:
+    assert result.makespan_h is not None, f"seed {result.seed} left {result.unfinished} jobs unfinished"
+    return result.makespan_h
 
 
 def compare_zones(seeds: int) -> dict[str, object]:
     with ProcessPoolExecutor() as workers:
         pairs = list(workers.map(play_zones, range(seeds)))
-    learned = statistics.mean(pair[0].makespan_h for pair in pairs)
-    fixed = statistics.mean(pair[1].makespan_h for pair in pairs)
+    learned = statistics.mean(makespan_h(pair[0]) for pair in pairs)
+    fixed = statistics.mean(makespan_h(pair[1]) for pair in pairs)
     return {
         "seeds": seeds,
         "learned_makespan_h": round(learned, 3),
         "fixed_makespan_h": round(fixed, 3),
         "saved": round(1 - learned / fixed, 4),
-        "seeds_where_learned_was_shorter": sum(a.makespan_h < b.makespan_h for a, b in pairs),
+        "seeds_where_learned_was_shorter": sum(makespan_h(a) < makespan_h(b) for a, b in pairs),
         "learned_refusals": statistics.mean(pair[0].refusals for pair in pairs),
         "fixed_refusals": statistics.mean(pair[1].refusals for pair in pairs),
         "learned_usd": round(statistics.mean(pair[0].usd or 0.0 for pair in pairs), 2),
         "fixed_usd": round(statistics.mean(pair[1].usd or 0.0 for pair in pairs), 2),
-        "unfinished": sum(one.unfinished for pair in pairs for one in pair),
     }
+
+
+def tries_until_followed(seed: int) -> int:
+    """Requests after the rates flip until most of the next ten go to the zone that is good by then."""
+    workload = read_workload(EXAMPLES / "flip.toml", seed=seed)
+    flips_at_h = max(zone.flips_at_h or 0.0 for zone in workload.zones)
+    best = min(workload.zones, key=lambda zone: zone.refusal_rate_after if zone.flips_at_h else zone.refusal_rate).name
+    zones: list[str] = []
+    run_workload(workload, asked=lambda at_h, zone: zones.append(zone) if at_h >= flips_at_h else None)
+    for tries in range(len(zones)):
+        following = zones[tries : tries + 10]
+        if following.count(best) > len(following) / 2:
+            return tries
+    return len(zones)
+
+
+def follow_flips(seeds: int) -> dict[str, object]:
+    with ProcessPoolExecutor() as workers:
+        tries = sorted(workers.map(tries_until_followed, range(seeds)))
+    return {"seeds": seeds, "tries_mean": statistics.mean(tries), "tries_max": tries[-1]}
 
 
 def main() -> None:
@@ -92,6 +126,7 @@ def main() -> None:
     figures: dict[str, dict[str, object]] = {}
     if asked.zones or not asked.day:
         figures["zones"] = compare_zones(asked.seeds)
+        figures["flip"] = follow_flips(asked.seeds)
     if asked.day or not asked.zones:
         figures["day"] = play_day(asked.scale)
     if asked.json:

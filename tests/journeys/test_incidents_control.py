@@ -241,7 +241,7 @@ async def test_incident_19_thousands_of_submits_at_once_are_each_taken_once(stag
     for number in range(0, 1000, 100):
         found = await stage.read(answers[2 * number], f"user-{number}")
         assert found is not None
-    assert stage.leader().snapshot.queues["main"].waiting_total == 1000
+    await stage.until(lambda: stage.leader().snapshot.queues["main"].waiting_total == 1000, 10.0, "the planner to know")
     commands = stage.commands()
     assert commands is not None
     cancelled = await commands.cancel(*sorted(set(answers)))

@@ -6,6 +6,7 @@ The commands only parse, show progress and print; the simulator is built by `wir
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.wiring.simulator import Report, SeedReport, WorkloadResult
+    from penstock.wiring.simulator import Progress, Report, SeedReport, WorkloadResult, ZoneSums
+
+PROGRESS_EVERY_S = 0.5  #: of real time, so that a terminal is not flooded
 
 
 @click.group()
@@ -131,13 +134,29 @@ def run(workload: Path, seed: int | None, order: str | None, as_json: bool) -> N
 
     try:
         question = simulator.read_workload(workload, seed=seed, order=order)
-        result = simulator.run_workload(question)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    result = simulator.run_workload(question, _workload_progress())
     if as_json:
         click.echo(msgspec.json.encode(result))
     else:
         _print_result(result)
+
+
+def _workload_progress() -> Callable[[Progress], None] | None:
+    """A line with the virtual time and the jobs that have ended, on terminals only."""
+    if not sys.stderr.isatty():
+        return None
+    shown = [0.0]
+
+    def show(at: Progress) -> None:
+        over = at.ended == at.jobs
+        if over or time.monotonic() - shown[0] >= PROGRESS_EVERY_S:
+            shown[0] = time.monotonic()
+            line = f"\r{at.virtual_h:.1f} virtual hours, {at.ended:,} of {at.jobs:,} jobs ended"
+            click.echo(line, nl=over, err=True)
+
+    return show
 
 
 def _print_result(result: WorkloadResult) -> None:
@@ -146,13 +165,19 @@ def _print_result(result: WorkloadResult) -> None:
     waits = f"half under {result.wait_p50_s:,.0f} s, 95% under {result.wait_p95_s:,.0f} s"
     rows = [
         ("jobs", f"{result.jobs:,}: {ends}"),
-        ("makespan", f"{result.makespan_h:.2f} h"),
+        ("makespan", "unknown (not all jobs ended)" if result.makespan_h is None else f"{result.makespan_h:.2f} h"),
         ("cost", usd),
         ("utilisation", f"{result.utilisation:.1%} of {result.held_chip_h:,.1f} chip-hours held"),
         ("wasted", f"{result.wasted_chip_h:,.1f} chip-hours run and lost"),
         ("waiting", f"mean {result.wait_mean_s:,.0f} s, {waits}"),
         ("slices", f"{result.creates:,} asked for, {result.refusals:,} refused, {result.preemptions:,} preempted"),
+        *((f"  {name}", _zone_line(zone)) for name, zone in result.zones.items()),
         ("control", f"{result.ticks:,} ticks, {result.events:,} events"),
     ]
+    width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        click.echo(f"{name:<12} {text}")
+        click.echo(f"{name:<{width}}  {text}")
+
+
+def _zone_line(zone: ZoneSums) -> str:
+    return f"{zone.asked:,} asked for, {zone.refused:,} refused, {zone.preempted:,} preempted"

@@ -126,7 +126,7 @@ class Evidence:
         silent = {}
         for slice in doubtful:
             hosts = heard.get(slice.id, {})
-            oldest = min(hosts.values()) if len(hosts) == slice.hosts else floor
+            oldest = min(hosts.values()) if hosts and len(hosts) == slice.hosts else floor
             age = steady - max(oldest, floor)
             if slice.ready_at is not None and age >= limits.SILENCE_S:
                 silent[slice.id] = age

@@ -326,7 +326,10 @@ def _backfill_delays_head() -> list[Undo]:
     def never(self: Any, pool: str, zones: tuple[str, ...], count: int) -> float:
         return math.inf if count > 0 else float(self._now)
 
-    return [swap(backfill.Endings, "slices_free_at", never)]
+    return [
+        swap(backfill.Endings, "slices_free_at", never),
+        swap(backfill.Endings, "team_chips_free_at", lambda self, team, chips: math.inf),
+    ]
 
 
 @bug("unreachable-is-empty", "a zone that cannot be listed or asked is read as an empty one", "S14", "S5", "S10")

@@ -57,8 +57,7 @@ def build(rng: random.Random, fault_s: float) -> Scenario:
         scenario.jobs.append(_extraction(rng, number, scenario, fault_s))
     calm = rng.choice([queue for queue in queues if queue.team == "red"])
     for number in range(rng.randint(10, 16)):
-        queue = calm if rng.random() < 0.8 else queues[0]
-        scenario.jobs.append(_calm_job(rng, number, queue, fault_s))
+        scenario.jobs.append(_calm_job(rng, number, calm, fault_s))
     scenario.jobs.sort(key=lambda job: job.at_s)
     return scenario
 
@@ -164,7 +163,7 @@ def _calm_job(rng: random.Random, number: int, queue: Queue, fault_s: float) -> 
         timeout_s=duration_s + 120.0,
         expected_s=duration_s if rng.random() < 0.5 else None,
     )
-    at_s = fault_s + rng.uniform(5.0, 240.0)
+    at_s = fault_s + rng.uniform(1000.0, 1150.0)  # most of what the faults left has ended by then
     return JobPlan(at_s=at_s, spec=spec, key=f"calm-{number}", nature="well", duration_s=duration_s)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 from typing_extensions import override
@@ -22,11 +23,14 @@ HOUR = 3600.0
 
 
 class _Run(msgspec.Struct):
-    """One attempt's run so far: when its last process came up, how many there are, and on what."""
+    """One attempt's run so far. It gets on from its last process coming up to the first one ending."""
 
     job: str
-    started: float
+    world_size: int
+    started: int = 0
     running: int = 0
+    whole_at: float | None = None
+    ended_at: float | None = None
     chips: int = 0
     machines: tuple[str, ...] = ()
 
@@ -34,16 +38,27 @@ class _Run(msgspec.Struct):
 class _Machine(msgspec.Struct):
     """One slice that exists. It is paid for from the moment it is ready."""
 
+    zone: str
     chips: int
     price: float | None
     ready: float | None = None
 
 
-class Tally(Recorder):
-    """Sums over a whole workload."""
+class ZoneSums(msgspec.Struct):
+    """What one zone was asked for and did."""
 
-    def __init__(self) -> None:
+    asked: int = 0
+    refused: int = 0
+    preempted: int = 0
+
+
+class Tally(Recorder):
+    """Sums over a whole workload. `epoch` is what the store's clock showed at its start."""
+
+    def __init__(self, zones: Sequence[str], epoch: float) -> None:
         super().__init__(History(events=[], clients=[], world=[]), lambda: 0, lambda: 0.0)
+        self._epoch = epoch
+        self.zones = {zone: ZoneSums() for zone in zones}
         self._submitted_at: dict[str, float] = {}
         self._checkpoint_s: dict[str, float] = {}
         self._saved_s: dict[str, float] = {}
@@ -53,7 +68,6 @@ class Tally(Recorder):
         self._waits = array("d")
         self.price_of: dict[str, float | None] = {}  #: pool -> dollars per chip-hour
         self.ended = self.succeeded = self.failed = 0
-        self.preemptions = self.creates = self.refusals = 0
         self.useful_chip_s = self.wasted_chip_s = self.held_chip_s = 0.0
         self.usd: float | None = 0.0
         self.last_end = 0.0
@@ -72,6 +86,18 @@ class Tally(Recorder):
         """Work of a job that its checkpoints hold."""
         return self._saved_s.get(job, 0.0)
 
+    @property
+    def creates(self) -> int:
+        return sum(zone.asked for zone in self.zones.values())
+
+    @property
+    def refusals(self) -> int:
+        return sum(zone.refused for zone in self.zones.values())
+
+    @property
+    def preemptions(self) -> int:
+        return sum(zone.preempted for zone in self.zones.values())
+
     # --- what the world says ---
 
     @override
@@ -89,20 +115,21 @@ class Tally(Recorder):
                 chips = body["chips"]
                 assert isinstance(chips, int)
                 price = self.price_of.get(self._pool_of.pop(subject, ""))
-                self._machines[str(body["provider_id"])] = _Machine(chips, price)
+                self._machines[str(body["provider_id"])] = _Machine(str(body["zone"]), chips, price)
             case "vm.ready":
                 self._machines[str(body["provider_id"])].ready = _now()
             case "vm.refused":
-                self.refusals += 1
+                self.zones[self._machines[str(body["provider_id"])].zone].refused += 1
             case "vm.deleted":
                 self._let_go(str(body["provider_id"]))
             case "vm.preempted":
-                self.preemptions += 1
+                self.zones[self._machines[str(body["provider_id"])].zone].preempted += 1
                 self._let_go(str(body["provider_id"]))
             case "provider.call" if body["verb"] == "create":
                 self._pool_of.pop(subject, None)
-                self.creates += 1
-                self.refusals += body["outcome"] != "ok"
+                zone = self.zones[str(body["zone"])]
+                zone.asked += 1
+                zone.refused += body["outcome"] != "ok"
             case _:
                 pass
 
@@ -121,25 +148,29 @@ class Tally(Recorder):
         job, provider_id = str(body["job"]), str(body["provider_id"])
         run = self._runs.get(attempt)
         if run is None:
-            run = self._runs[attempt] = _Run(job, _now())
+            world_size = body["world_size"]
+            assert isinstance(world_size, int)
+            run = self._runs[attempt] = _Run(job, world_size)
             submitted_at = self._submitted_at.pop(job, None)
             if submitted_at is not None:
                 self._waits.append(_now() - submitted_at)
         if provider_id not in run.machines:
             run.machines = (*run.machines, provider_id)
             run.chips += self._machines[provider_id].chips
-        run.started = _now()
+        run.started += 1
         run.running += 1
+        if run.started == run.world_size and run.ended_at is None:
+            run.whole_at = _now()
 
     def _stop(self, attempt: str, body: dict[str, object]) -> None:
-        run = self._runs.get(attempt)
-        if run is None:
-            return
+        run = self._runs[attempt]
         run.running -= 1
+        if run.ended_at is None:
+            run.ended_at = _now()
         if run.running > 0:
             return
         del self._runs[attempt]
-        ran_s = _now() - run.started
+        ran_s = 0.0 if run.whole_at is None else run.ended_at - run.whole_at
         if str(body["how"]) == "code 0":
             self.useful_chip_s += run.chips * ran_s
             return
@@ -160,7 +191,7 @@ class Tally(Recorder):
             self.ended += 1
             self.succeeded += job.state is JobState.SUCCEEDED
             self.failed += job.state is not JobState.SUCCEEDED
-            self.last_end = max(self.last_end, _now())
+            self.last_end = max(self.last_end, (job.finished_at or 0.0) - self._epoch)
             for known in (self._submitted_at, self._checkpoint_s, self._saved_s):
                 known.pop(job.id, None)
         return [job.id for job in ended]

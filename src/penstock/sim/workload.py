@@ -38,7 +38,7 @@ from penstock.sim.loop import VirtualClock, VirtualLoop, run
 from penstock.sim.network import Network, Sync
 from penstock.sim.planted import swap
 from penstock.sim.processes import Behaviour
-from penstock.sim.tally import Tally
+from penstock.sim.tally import Tally, ZoneSums
 from penstock.sim.workload_file import JobClass, Workload
 from penstock.sim.world import World
 from penstock.store.sqlite import SqliteStore
@@ -61,7 +61,7 @@ class WorkloadResult(msgspec.Struct, kw_only=True):
     succeeded: int
     failed: int
     unfinished: int
-    makespan_h: float
+    makespan_h: float | None  #: from the start to the end of the last job; null when not all ended
     usd: float | None
     utilisation: float  #: useful chip-hours of all chip-hours held
     useful_chip_h: float
@@ -73,6 +73,7 @@ class WorkloadResult(msgspec.Struct, kw_only=True):
     preemptions: int
     creates: int
     refusals: int
+    zones: dict[str, ZoneSums]
     events: int
     ticks: int
 
@@ -87,9 +88,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Show = Callable[[Progress], None]
+Asked = Callable[[float, str], None]  #: told of every request for a slice: virtual hours, zone
 
 
-def run_workload(workload: Workload, progress: Show | None = None) -> WorkloadResult:
+def run_workload(workload: Workload, progress: Show | None = None, asked: Asked | None = None) -> WorkloadResult:
     """Play a workload to its end in virtual time; `progress` is called every half virtual minute."""
     with ExitStack() as stack:
         # The default collector looks at all that lives over and over: a third of the time of a large run.
@@ -97,7 +99,7 @@ def run_workload(workload: Workload, progress: Show | None = None) -> WorkloadRe
         gc.set_threshold(200_000, 20, 50)
         if workload.order == "fixed":
             stack.callback(swap(growth, "rank", _as_written))
-        return run(_Play(workload, progress).play())
+        return run(_Play(workload, progress, asked).play())
 
 
 def _as_written(snapshot: Snapshot, pool: Pool, now: float, ahead: int = 0) -> list[str]:  # noqa: ARG001
@@ -150,13 +152,16 @@ class _NearNetwork(Network):
 class _Counted(FakeCapacity):
     """The provider, which tells the tally whose machine each create is for."""
 
-    def __init__(self, world: World, tally: Tally) -> None:
+    def __init__(self, world: World, tally: Tally, asked: Asked | None) -> None:
         super().__init__(world.cloud, label=world.label, recorder=world.recorder, rng=world.rng)
         self._tally = tally
+        self._asked = asked
 
     @override
     async def create(self, wanted: Slice) -> Seen:
         self._tally.asked(wanted.id, wanted.pool)
+        if self._asked is not None:
+            self._asked(asyncio.get_running_loop().time() / HOUR, wanted.zone)
         return await super().create(wanted)
 
 
@@ -178,12 +183,13 @@ class _QuietEvidence(Evidence):
 
 
 class _Play:
-    def __init__(self, workload: Workload, progress: Show | None) -> None:
+    def __init__(self, workload: Workload, progress: Show | None, asked: Asked | None) -> None:
         self.workload = workload
         self.progress = progress
+        self.asked = asked
         self.rng = random.Random(f"workload {workload.seed}")
         self.clock = VirtualClock()
-        self.tally = Tally()
+        self.tally = Tally([zone.name for zone in workload.zones], self.clock.epoch)
         self.specs: dict[JobClass, JobSpec] = {}
         self.classes: dict[str, JobClass] = {}
         self.left_s: dict[str, float] = {}
@@ -203,7 +209,7 @@ class _Play:
         entropy = random.Random(f"ids {workload.seed}")
         self.controller = Controller(
             store=_PacedStore(self.store, workload.pace_s),
-            capacities={"fake": _Counted(self.world, self.tally)},
+            capacities={"fake": _Counted(self.world, self.tally, self.asked)},
             objects=self.world.objects("controller"),
             clock=self.clock,
             ids=IdMaker(lambda: entropy.getrandbits(29)),
@@ -350,11 +356,11 @@ class _Play:
         return WorkloadResult(
             name=self.workload.name,
             seed=self.workload.seed,
-            jobs=self.arrived,
+            jobs=self.jobs,
             succeeded=tally.succeeded,
             failed=tally.failed,
-            unfinished=self.arrived - tally.ended,
-            makespan_h=tally.last_end / HOUR,
+            unfinished=self.jobs - tally.ended,
+            makespan_h=tally.last_end / HOUR if tally.ended == self.jobs else None,
             usd=tally.usd,
             utilisation=tally.useful_chip_s / tally.held_chip_s if tally.held_chip_s else 0.0,
             useful_chip_h=tally.useful_chip_s / HOUR,
@@ -366,6 +372,7 @@ class _Play:
             preemptions=tally.preemptions,
             creates=tally.creates,
             refusals=tally.refusals,
+            zones=tally.zones,
             events=self.store.seq,
             ticks=self.ticks,
         )

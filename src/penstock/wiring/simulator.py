@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.sim.bugs import BUGS
 from penstock.sim.check import COVERING_SEEDS, Caught, Report, SeedReport, catch, check_seeds
+from penstock.sim.tally import ZoneSums
 from penstock.sim.workload import Progress, WorkloadResult, run_workload
 from penstock.sim.workload_file import read_workload
 
@@ -15,6 +16,7 @@ __all__ = [
     "Report",
     "SeedReport",
     "WorkloadResult",
+    "ZoneSums",
     "catch",
     "check_seeds",
     "read_workload",
