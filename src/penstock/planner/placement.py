@@ -338,9 +338,21 @@ class Ground:
     def gather(self, team: str, options: Sequence[Option], count: int) -> Gap:
         """How a gang of `count` that fits nowhere gets its slices; what is coming or asked for is promised to it."""
         gap = self._single(team, options) if count == 1 else self._gang(team, options, count)
+        pool = gap.options[0].pool
         if gap.wanted:
-            self.spend(team, gap.options[0].pool, gap.wanted)
+            self.spend(team, pool, gap.wanted)
         return gap
+
+    def hold_rest(self, team: str, gap: Gap) -> None:
+        """Keep what a full team or provider has left for a job that it is too little for.
+
+        Spent on jobs behind it, by slices made and given back in turn, it would never add up to what the job needs.
+        """
+        pool = gap.options[0].pool
+        for scope in (("team", team), ("provider", pool.provider)):
+            free = self._free(scope)
+            if free is not None and free < gap.short * pool.chips:
+                self._spent[scope] += max(0, free)
 
     def _single(self, team: str, options: Sequence[Option]) -> Gap:
         for option in options:

@@ -79,8 +79,8 @@ class _Slot:
 
     __slots__ = ("kind", "until")
 
-    def __init__(self, kind: tuple[str, str, str]) -> None:
-        self.kind = kind  #: team, accelerator, zone
+    def __init__(self, kind: tuple[str, ...]) -> None:
+        self.kind = kind  #: team, accelerator, zone, pool: a gang stands in one of each
         self.until = -inf
 
 
@@ -93,7 +93,7 @@ class _Shares:
         self._queues: dict[str, _Queue] = {}
         self._blocked: dict[str, int] = {}
         self._largest: dict[str, float] = defaultdict(float)  #: team -> chip-seconds of its largest attempt so far
-        self._kinds: dict[str, tuple[str, str, str]] = {}
+        self._kinds: dict[str, tuple[str, ...]] = {}
         self._slots: dict[str, _Slot] = {}
         self._began = history.time(history.events[0]) if history.events else 0.0
         self._skewed = any(record.subject == "P4" for record in history.witnessed("fault"))
@@ -150,7 +150,7 @@ class _Shares:
     def _slice(self, event: Event) -> None:
         if event.kind == "slice.intended":
             body = event.body
-            self._kinds[event.id] = (text(body, "team"), text(body, "accelerator"), text(body, "zone"))
+            self._kinds[event.id] = tuple(text(body, name) for name in ("team", "accelerator", "zone", "pool"))
         elif event.kind == "slice.ready":
             self._slots[event.id] = _Slot(self._kinds.get(event.id, ("", "", "")))
         else:
@@ -233,8 +233,8 @@ class _Shares:
         ends = t + min(known)
         needed, wanted = whole(gang.body, "slices", 1), texts(gang.body, "accelerators")
         taken = {slice for slice, _ in attempt.slices}
-        with_taken: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        without: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        with_taken: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        without: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for id, slot in self._slots.items():
             if slot.kind[0] == attempt.team and slot.kind[1] in wanted:
                 with_taken[slot.kind].append(t if id in taken else max(t, slot.until))
