@@ -323,8 +323,6 @@ class Chaos:
         self.world.heal()
         for zone in ZONES:
             self.world.cloud.set_zone(zone, ZoneModel(ready_s=(10.0, 40.0), delete_s=(5.0, 20.0)))
-        for agent in self.world.agents():
-            agent.link.frozen_until = 0.0
         for clock in self._clocks:
             clock.skew_s = 0.0
         for incarnation in self.incarnations:

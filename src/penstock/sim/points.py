@@ -86,8 +86,8 @@ class Incarnation:
     async def pass_point(self, point: str, side: str) -> None:
         """Stand still while frozen; die when it is time."""
         loop = asyncio.get_running_loop()
-        while self.frozen_until > loop.time():  # noqa: ASYNC110 (a freeze can be prolonged while it lasts)
-            await asyncio.sleep(self.frozen_until - loop.time())
+        while self.frozen_until > loop.time():  # noqa: ASYNC110 (a freeze can be prolonged, or healed, while it lasts)
+            await asyncio.sleep(min(1.0, self.frozen_until - loop.time()))
         self.die_here(point, side)
 
     def die_here(self, point: str, side: str) -> None:

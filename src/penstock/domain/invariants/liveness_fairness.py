@@ -233,24 +233,23 @@ class _Shares:
         ends = t + min(known)
         needed, wanted = whole(gang.body, "slices", 1), texts(gang.body, "accelerators")
         taken = {slice for slice, _ in attempt.slices}
-        with_taken: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        without: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        free: dict[tuple[str, ...], list[float]] = defaultdict(list)  #: as if it had not been let past
+        left: dict[tuple[str, ...], list[float]] = defaultdict(list)  #: as it is
         for id, slot in self._slots.items():
             if slot.kind[0] == attempt.team and slot.kind[1] in wanted:
-                with_taken[slot.kind].append(t if id in taken else max(t, slot.until))
-                if id not in taken:
-                    without[slot.kind].append(max(t, slot.until))
-        could = min((_kth(frees, needed) for frees in with_taken.values()), default=inf)
-        can = min((_kth(frees, needed) for frees in without.values()), default=inf)
+                free[slot.kind].append(t if id in taken else max(t, slot.until))
+                left[slot.kind].append(ends if id in taken else max(t, slot.until))
+        could = min((_kth(frees, needed) for frees in free.values()), default=inf)
+        can = min((_kth(frees, needed) for frees in left.values()), default=inf)
         if could == inf:
             return
         self._finding.premises += 1
-        if can > could and ends > could + _START_MARGIN_S:
+        if can > could + _START_MARGIN_S:
             self._finding.broken(
                 "job",
                 gang.id,
                 attempt.created.seq,
-                f"{attempt.job} was let past it and keeps a slice {ends - could:.0f} s beyond its start",
+                f"{attempt.job} was let past it and delays its start by {can - could:.0f} s",
             )
 
     def _gang_before(self, attempt: AttemptFacts, t: float) -> JobFacts | None:

@@ -262,7 +262,7 @@ def test_l6_a_short_job_may_pass(run: Scribe) -> None:
 def test_l6_backfill_delays_the_head(run: Scribe) -> None:
     gang_waits(run)
     run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
-    assert run.broken("L6") == ["j3 was let past it and keeps a slice 4400 s beyond its start"]
+    assert run.broken("L6") == ["j3 was let past it and delays its start by 4400 s"]
 
 
 def test_l6_backfill_on_a_slice_the_gang_does_not_need(run: Scribe) -> None:
