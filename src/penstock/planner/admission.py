@@ -310,8 +310,7 @@ class _Round:
         gap = self.ground.gather(team, options, count)
         released = self.ground.clear_way(team, options, gap) if gap.short else []
         self.actions.extend(Release(slice.id, "room_for_waiting_job") for slice in released)
-        if gap.short:
-            self.ground.hold_rest(team, gap)
+        self.ground.hold_rest(team, gap)
         found: Found | None = None
         if gap.short and not released and owed and line.may_reclaim and self.reclaim.possible(line.queue):
             found = self._reclaim(line, unit, self._groups(team, gap, owed, count), 0)
