@@ -218,7 +218,13 @@ def _retry_without_closing() -> list[Undo]:
     def wrong(tx: Transaction, attempt: Attempt, cause: Cause, evidence: tuple[str, ...], *, clean: bool) -> None:
         job = tx.jobs((attempt.job,))[0]
         chain = job.chain(attempt.replica)
-        if cause not in (Cause.LOST, Cause.INFRA, Cause.PREEMPTED) or len(job.chains) > 1 or job.cancel_at is not None:
+        if job.finished_at is not None:
+            closed = msgspec.structs.replace(attempt, state=AttemptState.CLOSED, cause=cause, closed_at=tx.at)
+            body = {"job": job.id, "replica": attempt.replica, "cause": cause.value, "clean": clean}
+            tx.save(closed, "attempt.closed", fence=attempt.fence, body=body)
+        elif (
+            cause not in (Cause.LOST, Cause.INFRA, Cause.PREEMPTED) or len(job.chains) > 1 or job.cancel_at is not None
+        ):
             right(tx, attempt, cause, evidence, clean=clean)
         elif chain.live and attempt.stop is None and job.state is not JobState.QUEUED:
             again = msgspec.structs.replace(chain, live=False)
