@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.controller import attempts, execute, jobs, observe, reports, verbs, witness
 from penstock.controller.verbs import save_job
-from penstock.domain import endings
+from penstock.domain import endings, ledger
 from penstock.domain.custody import Launch
 from penstock.domain.lifecycle import BILLED_SLICE_STATES, AttemptState, Cause, JobState, SliceState
 from penstock.domain.nouns import Attempt, Exit, Job, Slice, StopOrder
@@ -250,7 +250,10 @@ def _second_commit() -> list[Undo]:
             return int(await self.put(path, data))
         return await right(self, path, data)
 
-    return [swap(MemoryObjects, "put_new", wrong)]
+    def next_lease(seen: Any, now: float, lease_s: float) -> int:
+        return max((lease.number for lease in seen), default=0) + 1  # nobody waits, so that two meet on a unit
+
+    return [swap(MemoryObjects, "put_new", wrong), swap(ledger, "next_lease", next_lease)]
 
 
 @bug("quota-unchecked", "the limits of team and provider are looked at by nobody when chips are reserved", "S12")
