@@ -50,7 +50,7 @@ def add(total: Report, chunk: Report) -> None:
     """Add a chunk to the sums. Its own problems are left out: a chunk is too small to cover anything."""
     total.seeds += chunk.seeds
     total.events += chunk.events
-    total.records += chunk.records
+    total.handled += chunk.handled
     total.virtual_h += chunk.virtual_h
     total.cpu_s += chunk.cpu_s
     total.violations = [*total.violations, *chunk.violations]
@@ -102,13 +102,13 @@ def show_violations(total: Report, chunk: Report) -> None:
 
 def table(report: Report) -> str:
     """The sums as people read them."""
-    rate = (report.events + report.records) / report.cpu_s if report.cpu_s else 0.0
+    rate = report.handled / report.cpu_s if report.cpu_s else 0.0
     sides = [(times, f"{side} {point}") for point, both in report.points.items() for side, times in both.items()]
     rarest = ", ".join(f"{where} ({times})" for times, where in sorted(sides)[:3])
     lines = [
         f"seeds       {report.seeds:,} from {report.first_seed}, {report.virtual_h:,.1f} virtual hours",
         f"time        {report.wall_s:,.0f} s, {rate:,.0f} events/s per process",
-        f"events      {report.events:,} committed, {report.records:,} seen by clients and the world",
+        f"events      {report.handled:,} handled by the controller, {report.events:,} of them commits",
         f"faults      {sum(report.faults.values()):,}: " + _pairs(report.faults),
         "premises    " + _pairs(report.premises),
         f"crashes     {sum(times for times, _ in sides):,} at {len(sides)} points and sides; rarest: {rarest}",

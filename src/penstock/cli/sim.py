@@ -74,9 +74,9 @@ def _progress(seeds: int, as_json: bool) -> Callable[[SeedReport], None] | None:
 
 
 def _print_report(report: Report) -> None:
-    rate = (report.events + report.records) / report.cpu_s if report.cpu_s else 0.0
+    rate = report.handled / report.cpu_s if report.cpu_s else 0.0
     click.echo(f"seeds      {report.seeds} from {report.first_seed}, {report.virtual_h:.1f} virtual hours")
-    click.echo(f"events     {report.events} committed, {report.records} seen by clients and the world")
+    click.echo(f"events     {report.handled} handled by the controller, {report.events} of them commits")
     click.echo(f"speed      {rate:,.0f} events/s per core, {report.wall_s:.1f} s")
     click.echo("faults     " + " ".join(f"{kind}:{count}" for kind, count in report.faults.items()))
     click.echo("premises   " + " ".join(f"{rule}:{count}" for rule, count in report.premises.items()))

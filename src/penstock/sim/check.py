@@ -40,7 +40,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
 
     seed: int
     events: int
-    records: int
+    handled: int
     virtual_s: float
     wall_s: float
     trace: str
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, kw_only=True):
     seeds: int = 0
     first_seed: int = 0
     events: int = 0  #: committed by the controller
-    records: int = 0  #: seen by clients and the world
+    handled: int = 0  #: by the controller: ticks, messages of agents, calls of clients and to providers, commits
     virtual_h: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -97,7 +97,7 @@ def judge_seed(seed: int, bug: str | None = None, fault_s: float = 2400.0) -> Se
     return SeedReport(
         seed=seed,
         events=len(result.history.events),
-        records=len(result.history.clients) + len(result.history.world),
+        handled=result.handled,
         virtual_s=result.virtual_s,
         wall_s=time.perf_counter() - started,
         trace=result.trace,
@@ -142,7 +142,7 @@ def check_seeds(
     points: Counter[tuple[str, str]] = Counter()
     for seed in run_seeds(range(start, start + count), workers=workers, progress=progress):
         report.events += seed.events
-        report.records += seed.records
+        report.handled += seed.handled
         report.virtual_h += seed.virtual_s / 3600.0
         report.cpu_s += seed.wall_s
         faults.update(seed.faults)

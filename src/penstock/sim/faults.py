@@ -55,12 +55,13 @@ class Chaos:
         target = seed % (2 * len(points))
         #: Each seed aims at one point and side, so that together they cover all; the n-th time it is passed.
         self._target = (points[target // 2], "before" if target % 2 == 0 else "after")
-        self._passes = rng.randint(1, 4)
+        self._passes = rng.choice([1, 1, 2, 4])
         self._crash_rate = rng.choice([0.0, 0.0005, 0.002, 0.005])
         self._call_rate = rng.choice([0.02, 0.1, 0.25])
         self._store_rate = rng.choice([0.0, 0.005, 0.02])
         self._store_down_until = -1.0
         self._foreign_rate = 0.03
+        self._again_rate = 0.1
         self._zone_down_until: dict[str, float] = {}
         self._skews = rng.random() < 0.5  #: other seeds keep true clocks, so that fair shares can be judged exactly
         self._pause_s = rng.choice([15.0, 30.0, 60.0])
@@ -138,11 +139,21 @@ class Chaos:
         return asyncio.get_running_loop().time() < self._zone_down_until.get(zone, 0.0)
 
     async def after(self, verb: str, name: str) -> None:
-        """Lost and slow replies are drawn in `before`."""
+        """A create that was sent twice lands again when its name is free. Other replies are drawn in `before`."""
+        if verb != "delete" or not self._strike(self._again_rate, "C2", f"a second create of {name} is on its way"):
+            return
+        wanted = self._slice(name)
+        if wanted is not None and self.world is not None:
+            seconds = self._rng.uniform(60.0, 600.0)
+            cloud, label = self.world.cloud, self.world.label
+            asyncio.get_running_loop().call_later(seconds, cloud.land, wanted, wanted.provider, label)
+
+    def _slice(self, name: str) -> Slice | None:
+        return next((slice for slice in self.slices() if slice.id == name), None)
 
     def _take_name(self, name: str) -> None:
         """Somebody else's machine under the name we are about to use."""
-        wanted = next((slice for slice in self.slices() if slice.id == name), None)
+        wanted = self._slice(name)
         if wanted is not None and self.world is not None and self.world.cloud.vm(name) is None:
             self.world.cloud.create_outside(wanted, "somebody-else")
             self._note("C1", f"name {name} taken by somebody else")

@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 HEAL_S_MAX = 4 * 3600.0  #: what has not settled by then is stuck
 SETTLED_TICKS = 4  #: empty plans in a row before a seed may end
+WHY_EVERY_TICKS = 4  #: every open job is asked that often why it does not run, once the faults have stopped
 LABEL = "penstock-sim"
 
 
@@ -57,6 +58,7 @@ class SeedResult(msgspec.Struct, kw_only=True):
     faults: Counter[str]
     settled: bool
     virtual_s: float
+    handled: int  #: by the controllers: ticks, messages of agents, calls of clients and to providers, commits
     trace: str  #: hash of the whole history
 
 
@@ -80,6 +82,7 @@ class Seed:
         self._plans: dict[str, JobPlan] = {}
         self._tries: Counter[str] = Counter()
         self._lives = 0
+        self._messages = 0
 
     async def play(self) -> SeedResult:
         loop = asyncio.get_running_loop()
@@ -136,7 +139,8 @@ class Seed:
         """Wait until jobs have ended, plans are empty and the world holds nothing that nobody owns."""
         started = self.loop.time()
         while self.loop.time() - started < HEAL_S_MAX:
-            await asyncio.sleep(limits.TICK_S)
+            for _ in range(WHY_EVERY_TICKS):
+                await asyncio.sleep(limits.TICK_S)
             await self._ask_why()
             if self.quiet_ticks >= SETTLED_TICKS and self._nothing_open():
                 for job in self.clients.jobs[:30]:
@@ -229,6 +233,7 @@ class Seed:
         for name in sorted(self.controllers):
             controller = self.controllers[name]
             if controller.leading:
+                self._messages += 1
                 try:
                     return await controller.agents.sync(request)
                 except (Crash, NotLeading) as error:
@@ -253,6 +258,8 @@ class Seed:
 
     def _result(self, settled: bool) -> SeedResult:
         faults: Counter[str] = Counter(record.subject for record in self.history.world if record.kind == "fault")
+        calls = sum(1 for record in self.history.world if record.kind in ("tick", "provider.call"))
+        calls += sum(1 for record in self.history.clients if record.kind.endswith(".invoke"))
         return SeedResult(
             seed=self.seed,
             history=self.history,
@@ -260,6 +267,7 @@ class Seed:
             faults=faults,
             settled=settled,
             virtual_s=self.loop.time(),
+            handled=self._messages + len(self.history.events) + calls,
             trace=trace_hash(self.history),
         )
 

@@ -95,7 +95,8 @@ class _Floor:
         elif event.kind == "job.requeued":
             # After anything but a preemption the job sits out a back-off, whose end only the controller knows.
             # That end is stored as a time, which a bent clock may have set ahead even for a wait of nothing.
-            if text(event.body, "cause") == "preempted":
+            # A gang keeps slices even then (ADR 0005), so it counts as waiting whatever the cause.
+            if text(event.body, "cause") == "preempted" or not facts.single:
                 self._wait(facts, max(t, event.at))
         else:
             self._leave(facts, t)

@@ -24,9 +24,10 @@ from penstock.domain.nouns import Event
 #: A start this much later than it could have been is the loop's rhythm, not a delay.
 _START_MARGIN_S = 2 * limits.TICK_S
 _KINDS = (
-    "queue.created", "queue.edited", "job.created", "job.unblocked", "job.placed", "job.requeued",
-    "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled", "attempt.created", "attempt.closed",
-    "slice.intended", "slice.ready", "slice.draining", "slice.preempted", "slice.failed", "slice.deleting",
+    "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.unblocked", "job.placed",
+    "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled", "attempt.created",
+    "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining", "slice.preempted",
+    "slice.failed", "slice.deleting", "slice.gone",
 )  # fmt: skip
 
 
@@ -75,13 +76,26 @@ class _Queue:
 
 
 class _Slot:
-    """A ready slice: what it is, and until when at the latest its attempt keeps it (-inf: free)."""
+    """A ready slice: what it is, and what the attempt on it promised."""
 
-    __slots__ = ("kind", "until")
+    __slots__ = ("began", "expected_s", "kind", "timeout_s")
 
     def __init__(self, kind: tuple[str, ...]) -> None:
         self.kind = kind  #: team, accelerator, zone, pool: a gang stands in one of each
-        self.until = -inf
+        self.clear()
+
+    def clear(self) -> None:
+        """Free from now on."""
+        self.began, self.expected_s, self.timeout_s = -inf, None, 0.0
+
+    def hold(self, t: float, timeout_s: float, expected_s: float | None = None) -> None:
+        self.began, self.timeout_s, self.expected_s = t, timeout_s, expected_s
+
+    def free_at(self, t: float) -> float:
+        """When it will be free by the word of its attempt: the time it expects, or all it may take once that is over."""
+        if self.expected_s is not None and self.began + self.expected_s > t:
+            return self.began + self.expected_s
+        return max(t, self.began + self.timeout_s)
 
 
 class _Shares:
@@ -95,6 +109,8 @@ class _Shares:
         self._largest: dict[str, float] = defaultdict(float)  #: team -> chip-seconds of its largest attempt so far
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._slots: dict[str, _Slot] = {}
+        self._room: dict[str, int] = defaultdict(int)  #: pool -> how many more slices its maximum allows
+        self._most: dict[str, int] = defaultdict(int)
         self._began = history.time(history.events[0]) if history.events else 0.0
         self._skewed = any(record.subject == "P4" for record in history.witnessed("fault"))
 
@@ -102,14 +118,25 @@ class _Shares:
         t = self._history.time(event)
         if event.entity == "queue":
             self._set(event)
+        elif event.entity == "pool":
+            most = whole(event.body, "max")
+            self._room[event.id] += most - self._most[event.id]
+            self._most[event.id] = most
         elif event.entity == "job":
             self._job(event, t)
         elif event.entity == "slice":
             self._slice(event)
         elif event.kind == "attempt.created":
             self._start(event, t)
+        elif event.kind == "attempt.started":
+            for slot in self._slots_of(event.id):
+                slot.began = t
         else:
             self._end(event, t)
+
+    def _slots_of(self, attempt: str) -> list[_Slot]:
+        facts = self._history.attempts.get(attempt)
+        return [self._slots[slice] for slice, _ in facts.slices if slice in self._slots] if facts else []
 
     def _set(self, event: Event) -> None:
         queue = self._queues.setdefault(event.id, _Queue(text(event.body, "team")))
@@ -151,8 +178,11 @@ class _Shares:
         if event.kind == "slice.intended":
             body = event.body
             self._kinds[event.id] = tuple(text(body, name) for name in ("team", "accelerator", "zone", "pool"))
+            self._room[text(body, "pool")] -= 1
         elif event.kind == "slice.ready":
-            self._slots[event.id] = _Slot(self._kinds.get(event.id, ("", "", "")))
+            self._slots[event.id] = _Slot(self._kinds.get(event.id, ("", "", "", "")))
+        elif event.kind == "slice.gone":
+            self._room[self._kinds.get(event.id, ("", "", "", ""))[3]] += 1
         else:
             self._slots.pop(event.id, None)
 
@@ -163,9 +193,11 @@ class _Shares:
         queue = self._queues.get(attempt.queue)
         if queue is not None:
             self._largest[attempt.team] = max(self._largest[attempt.team], queue.end(event.id, t))
-        for slice, _ in attempt.slices:
-            if slice in self._slots:
-                self._slots[slice].until = -inf if event.body.get("clean") else inf
+        for slot in self._slots_of(event.id):
+            if event.body.get("clean"):
+                slot.clear()
+            else:
+                slot.hold(t, inf)
 
     def _start(self, event: Event, t: float) -> None:
         attempt = self._history.attempts[event.id]
@@ -181,9 +213,8 @@ class _Shares:
             largest = attempt.chips * limits.SHARE_CHARGE_S
             self._largest[attempt.team] = max(self._largest[attempt.team], largest)
         longest = number(event.body, "timeout_s")
-        for slice, _ in attempt.slices:
-            if slice in self._slots:
-                self._slots[slice].until = t + longest if longest is not None else inf
+        for slot in self._slots_of(event.id):
+            slot.hold(t, inf if longest is None else longest, number(event.body, "expected_s"))
 
     def _judge_share(self, attempt: AttemptFacts, job: JobFacts, queue: _Queue, t: float) -> None:
         """The queue that starts a job may be ahead of a waiting peer by one maximal job, not more.
@@ -222,8 +253,8 @@ class _Shares:
     def _judge_backfill(self, attempt: AttemptFacts, t: float) -> None:
         """A job let past may keep its slices no longer than until the gang that waits could start without it.
 
-        Ends are those the attempts promised (`timeout_s`, `expected_s`): running ones are given all their time, the
-        one let past the least. Without such a promise there is nothing to judge.
+        Ends are those the attempts promised (`expected_s`, and `timeout_s` for those past it), as the planner may
+        believe them. Without such a promise there is nothing to judge.
         """
         promises = [number(attempt.created.body, name) for name in ("timeout_s", "expected_s")]
         known = [promise for promise in promises if promise is not None]
@@ -237,10 +268,11 @@ class _Shares:
         left: dict[tuple[str, ...], list[float]] = defaultdict(list)  #: as it is
         for id, slot in self._slots.items():
             if slot.kind[0] == attempt.team and slot.kind[1] in wanted:
-                free[slot.kind].append(t if id in taken else max(t, slot.until))
-                left[slot.kind].append(ends if id in taken else max(t, slot.until))
+                free[slot.kind].append(t if id in taken else slot.free_at(t))
+                left[slot.kind].append(ends if id in taken else slot.free_at(t))
         could = min((_kth(frees, needed) for frees in free.values()), default=inf)
-        can = min((_kth(frees, needed) for frees in left.values()), default=inf)
+        # Where the pool may grow, the gang need not wait for as many; how soon they can be made is not its delay.
+        can = min((_kth(frees, needed - max(0, self._room[kind[3]])) for kind, frees in left.items()), default=inf)
         if could == inf:
             return
         self._finding.premises += 1
@@ -286,8 +318,10 @@ def _claim(job: JobFacts) -> tuple[int, str]:
 
 
 def _kth(frees: list[float], needed: int) -> float:
-    """When `needed` slices of one zone are free together."""
-    return sorted(frees)[needed - 1] if 0 < needed <= len(frees) else inf
+    """When `needed` slices of one zone are free together; at once if none are."""
+    if needed <= 0:
+        return -inf
+    return sorted(frees)[needed - 1] if needed <= len(frees) else inf
 
 
 def l6_fair_share(history: Indexed) -> Finding:

@@ -271,3 +271,27 @@ def test_l6_backfill_on_a_slice_the_gang_does_not_need(run: Scribe) -> None:
     run.slice("s4", zone="z2")
     run.placed("j3", "a3", "s4", backfilled=True, timeout_s=5000.0)
     assert run.premises("L6") == 1
+
+
+def test_l6_the_planner_may_believe_what_running_jobs_expect(run: Scribe) -> None:
+    """At the shadow start three slices will be free by the word of their jobs: one of them is not needed."""
+    run.slice("s2")
+    run.slice("s3")
+    run.job("j1")
+    run.placed("j1", "a1", "s1", timeout_s=3000.0, expected_s=600.0)
+    run.job("j0")
+    run.placed("j0", "a0", "s3", timeout_s=600.0)
+    run.job("j2", slices=2)
+    run.job("j3")
+    run.ticks(20)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert run.premises("L6") == 1
+    assert not run.broken("L6")
+
+
+def test_l6_a_pool_that_may_grow_makes_up_for_the_slice(run: Scribe) -> None:
+    run.commit("pool.created", "pool", team="red", max=3, limit_chips=24)
+    gang_waits(run)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert run.premises("L6") == 1
+    assert not run.broken("L6")
