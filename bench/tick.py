@@ -221,7 +221,9 @@ class Bench:
         return ticks, submits, reports, placed
 
     async def steady_ticks(self, count: int) -> list[float]:
-        """Nothing happens but renewals."""
+        """Nothing happens but renewals, once everything has its place."""
+        while (await self.controller.tick()).actions:
+            pass
         ticks = []
         for _ in range(count):
             self.hear_everyone()
@@ -241,7 +243,7 @@ async def measure(queued: int, slices: int, ticks: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=".") as directory:
         bench = Bench(Path(directory), slices)
         dispatch_s = await bench.set_up(queued)
-        steady = await bench.steady_ticks(50)
+        steady = await bench.steady_ticks(ticks)
         gc.collect()
         busy, submits, reports, placed = await bench.busy_ticks(ticks)
         running = len(bench.controller.snapshot.attempts)

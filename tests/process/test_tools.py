@@ -37,7 +37,7 @@ def test_a_soak_of_one_seed_prints_its_sums_and_writes_them(tmp_path: Path) -> N
 
 def _chunk(seeds: int, **more: object) -> Report:
     points = {point: {"before": 1, "after": 2} for point in all_points()}
-    report = Report(seeds=seeds, events=10, records=5, faults={"P1": 3}, premises={"S1": 2}, points=points)
+    report = Report(seeds=seeds, events=10, handled=5, faults={"P1": 3}, premises={"S1": 2}, points=points)
     for name, value in more.items():
         setattr(report, name, value)
     return report
@@ -47,7 +47,7 @@ def test_chunks_add_up_and_the_whole_is_asked_for_what_it_missed() -> None:
     total = Report(faults={}, premises={}, points={})
     for _ in range(2):
         soak.add(total, _chunk(COVERING_SEEDS // 2, problems=["of a chunk alone"]))
-    assert (total.seeds, total.events, total.records) == (COVERING_SEEDS, 20, 10)
+    assert (total.seeds, total.events, total.handled) == (COVERING_SEEDS, 20, 10)
     assert (total.faults, total.premises) == ({"P1": 6}, {"S1": 4})
     assert all(sides == {"before": 2, "after": 4} for sides in total.points.values())
     assert total.problems == []

@@ -23,7 +23,7 @@ class Phase(StrEnum):
     EXITED = "exited"
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class Held(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One attempt an agent holds, repeated in every sync until the server says `forget`."""
 
     attempt: str
@@ -34,7 +34,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     open_units: int | None = None
 
 
-class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SyncRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What an agent observes. `incarnation` is made new whenever the host is; a reboot keeps it."""
 
     slice: str
@@ -45,7 +45,7 @@ class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
     notice: bool = False  #: the platform said that this host will be taken away
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class Launch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Start this attempt's process here; repeating the order is harmless."""
 
     attempt: str
@@ -58,7 +58,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-class SyncReply(msgspec.Struct, frozen=True, kw_only=True):
+class SyncReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What should be. A host that is not `welcome` stops everything it holds and does not come back."""
 
     welcome: bool

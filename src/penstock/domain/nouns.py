@@ -1,7 +1,8 @@
 """The nouns of design §2 as frozen structs: one shape for domain, wire and rows.
 
 Every layer passes these around; only the controller's verbs make changed copies. Constructors of msgspec do not
-validate: what comes from outside is checked by `domain.admission` before it becomes one of these.
+validate: what comes from outside is checked by `domain.admission` before it becomes one of these. Frozen trees cannot
+form cycles, so the collector need not look at them (`gc=False`): with 10,000 slices it took 80 ms to do so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Role(StrEnum):
     AGENT = "agent"
 
 
-class Team(msgspec.Struct, frozen=True, kw_only=True):
+class Team(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The trust domain: slices are shared inside it, never across."""
 
     name: str
@@ -30,7 +31,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True):
     chip_limit: int | None = None
 
 
-class Principal(msgspec.Struct, frozen=True, kw_only=True):
+class Principal(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Who acts: a user, service or agent of one team, with a role."""
 
     name: str
@@ -38,7 +39,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
+class Queue(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Where jobs wait. `quota_chips` is what the queue owns; up to `borrow_chips` more may be lent by idle peers."""
 
     name: str
@@ -53,7 +54,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     used_at: float = 0.0
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A named wish for slices. With `per_zone` it is a fleet: a fixed count in each zone."""
 
     name: str
@@ -80,23 +81,23 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return self.min if self.per_zone is None else self.per_zone * len(self.zones)
 
 
-class Secret(msgspec.Struct, frozen=True):
+class Secret(msgspec.Struct, frozen=True, gc=False):
     """A name only: the value is resolved on the host and never stored."""
 
     name: str
 
 
-class Snippet(msgspec.Struct, frozen=True, tag="snippet"):
+class Snippet(msgspec.Struct, frozen=True, gc=False, tag="snippet"):
     code: str
     variables: dict[str, object] = {}
 
 
-class Command(msgspec.Struct, frozen=True, tag="command"):
+class Command(msgspec.Struct, frozen=True, gc=False, tag="command"):
     argv: tuple[str, ...]
     snapshot: str | None = None
 
 
-class Task(msgspec.Struct, frozen=True, tag="task"):
+class Task(msgspec.Struct, frozen=True, gc=False, tag="task"):
     """A built-in task, such as an extraction."""
 
     name: str
@@ -106,7 +107,7 @@ class Task(msgspec.Struct, frozen=True, tag="task"):
 Payload = Snippet | Command | Task
 
 
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
+class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one attempt needs: a gang of `slices` equal slices, of the first accelerator that can be had."""
 
     accelerators: tuple[str, ...]
@@ -118,14 +119,14 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
-class Replicas(msgspec.Struct, frozen=True):
+class Replicas(msgspec.Struct, frozen=True, gc=False):
     """How many copies of a job may run at once."""
 
     min: int = 1
     max: int = 1
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How a job goes on after a failure: a preset's name and the budgets."""
 
     preset: str = "pre"
@@ -133,7 +134,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     infra_budget: int = limits.INFRA_BUDGET_DEFAULT
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a user asked for; never changed after submit."""
 
     team: str
@@ -156,7 +157,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     environment: str = ""  #: hash of the set-up; a slice that ran it before is warm
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
+class Chain(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The attempts of one replica so far: its fence, stage and what it spent of the budgets."""
 
     replica: int
@@ -172,7 +173,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     last_cause: Cause | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A job's spec and where it stands. `fence` is the highest fence ever issued for any replica."""
 
     id: str
@@ -214,14 +215,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return Chain(replica=replica, fence=0, stage=self.stage)
 
 
-class Bound(msgspec.Struct, frozen=True):
+class Bound(msgspec.Struct, frozen=True, gc=False):
     """A slice as an attempt holds it: the incarnation, not only the name."""
 
     slice: str
     provider_id: str
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class Exit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How the process of one host ended, in typed facts."""
 
     host: int
@@ -238,14 +239,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
         return self.code == 0 and self.signal is None and not self.oom_killed and self.agent is None
 
 
-class StopOrder(msgspec.Struct, frozen=True):
+class StopOrder(msgspec.Struct, frozen=True, gc=False):
     """The agents were asked to stop an attempt."""
 
     why: str  #: "cancelled", "reclaimed", "timeout", "gang", "replica", "drained"
     at: float
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One try to run one replica of a job on its gang."""
 
     id: str
@@ -277,7 +278,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: float | None = None
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
+class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Accelerator capacity that comes and goes as a whole. Its id is its name at the provider, never reused."""
 
     id: str
@@ -310,7 +311,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is SliceState.READY and self.attempt is None and not self.dirty
 
 
-class Zone(msgspec.Struct, frozen=True, kw_only=True):
+class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What history says of one kind of capacity in one zone: how often it is granted, how soon, how long it lives."""
 
     provider: str
@@ -337,7 +338,7 @@ def zone_id(provider: str, zone: str, accelerator: str, spot: bool) -> str:
     return f"{provider}/{zone}/{accelerator}/{'spot' if spot else 'on-demand'}"
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True):
+class Quota(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A counter with a limit: chips of a team, pool, provider or queue. The store keeps `used` with each change."""
 
     scope: str  #: "team", "pool", "provider", "queue", or "cohort": all queues of a team
@@ -351,7 +352,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scope}/{self.name}"
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True):
+class Control(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Switches of the whole installation."""
 
     version: int = 0
@@ -362,7 +363,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
         return "control"
 
 
-class Leader(msgspec.Struct, frozen=True, kw_only=True):
+class Leader(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Who may perform effects: the holder of the highest epoch."""
 
     epoch: int
@@ -375,7 +376,7 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
         return "leader"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One line of the append-only log. `seq` is commit order and the only order; `at` is for people."""
 
     seq: int

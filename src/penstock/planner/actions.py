@@ -11,7 +11,7 @@ import msgspec
 from penstock.domain.lifecycle import Cause
 
 
-class Place(msgspec.Struct, frozen=True, tag="place", kw_only=True):
+class Place(msgspec.Struct, frozen=True, gc=False, tag="place", kw_only=True):
     """Start an attempt of one replica on these ready slices (a gang: all of them or none)."""
 
     job: str
@@ -23,7 +23,7 @@ class Place(msgspec.Struct, frozen=True, tag="place", kw_only=True):
     backfilled: bool = False
 
 
-class Intend(msgspec.Struct, frozen=True, tag="intend", kw_only=True):
+class Intend(msgspec.Struct, frozen=True, gc=False, tag="intend", kw_only=True):
     """Ask for one more slice of a pool for a team: in one zone, or in several at once, the first to be ready kept."""
 
     pool: str
@@ -31,60 +31,60 @@ class Intend(msgspec.Struct, frozen=True, tag="intend", kw_only=True):
     zones: tuple[str, ...]
 
 
-class Create(msgspec.Struct, frozen=True, tag="create"):
+class Create(msgspec.Struct, frozen=True, gc=False, tag="create"):
     """Call the provider for a slice whose intent is committed."""
 
     slice: str
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class Ask(msgspec.Struct, frozen=True, gc=False, tag="ask"):
     """Ask the provider about one slice by name: silence or absence from listings made us doubt."""
 
     slice: str
     why: str
 
 
-class Release(msgspec.Struct, frozen=True, tag="release"):
+class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
     """Let a slice go: commit that it is leaving, then delete it. Never one with a live attempt."""
 
     slice: str
     why: str
 
 
-class Drain(msgspec.Struct, frozen=True, tag="drain"):
+class Drain(msgspec.Struct, frozen=True, gc=False, tag="drain"):
     """Place nothing more on a slice; it is released when its attempt has ended."""
 
     slice: str
     why: str
 
 
-class Delete(msgspec.Struct, frozen=True, tag="delete"):
+class Delete(msgspec.Struct, frozen=True, gc=False, tag="delete"):
     """Call the provider's delete for a slice that is `deleting`, again until it is gone."""
 
     slice: str
 
 
-class Bury(msgspec.Struct, frozen=True, tag="bury"):
+class Bury(msgspec.Struct, frozen=True, gc=False, tag="bury"):
     """Absence is proven (two complete listings apart and a direct get): the slice is gone."""
 
     slice: str
     evidence: tuple[str, ...]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
     """Ask the agents of an attempt to stop it. `why` is one of `StopOrder.why`."""
 
     attempt: str
     why: str
 
 
-class Fence(msgspec.Struct, frozen=True, tag="fence"):
+class Fence(msgspec.Struct, frozen=True, gc=False, tag="fence"):
     """Write a higher fence object for a silent attempt, so that a zombie stops by itself."""
 
     attempt: str
 
 
-class Close(msgspec.Struct, frozen=True, tag="close", kw_only=True):
+class Close(msgspec.Struct, frozen=True, gc=False, tag="close", kw_only=True):
     """End an attempt without, or with incomplete, reports of its hosts.
 
     `clean` says that no process of it can be left on its slices; otherwise they are never reused.
@@ -96,7 +96,7 @@ class Close(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     clean: bool
 
 
-class Finish(msgspec.Struct, frozen=True, tag="finish", kw_only=True):
+class Finish(msgspec.Struct, frozen=True, gc=False, tag="finish", kw_only=True):
     """End a job that has no live attempt: cancelled, or failed as infeasible."""
 
     job: str
@@ -107,7 +107,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish", kw_only=True):
 Action = Place | Intend | Create | Ask | Release | Drain | Delete | Bury | Stop | Fence | Close | Finish
 
 
-class Want(msgspec.Struct, frozen=True, kw_only=True):
+class Want(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Slices that admission would place a job on if they existed: what `scaling.grow` turns into intents."""
 
     job: str
@@ -118,7 +118,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     same_zone: bool = False  #: all of them in one zone
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Why a job is not running, in a stable code, the numbers behind it, one sentence, and what would help."""
 
     code: str
@@ -127,7 +127,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Actions in the order they should be tried, and a reason for every job of the snapshot that is not running."""
 
     actions: tuple[Action, ...]

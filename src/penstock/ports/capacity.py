@@ -22,7 +22,7 @@ DELETING = "DELETING"
 REPAIRING = "REPAIRING"
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One slice as the provider shows it. `label` says whose it is: our installation's name, or something else."""
 
     name: str
@@ -33,7 +33,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """All slices of one zone, or a part of them when `complete` is false."""
 
     zone: str

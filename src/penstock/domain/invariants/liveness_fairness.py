@@ -82,17 +82,15 @@ class _Slot:
 
     def __init__(self, kind: tuple[str, ...]) -> None:
         self.kind = kind  #: team, accelerator, zone, pool: a gang stands in one of each
-        self.clear()
-
-    def clear(self) -> None:
-        """Free from now on."""
-        self.began, self.expected_s, self.timeout_s = -inf, None, 0.0
+        self.began = -inf
+        self.timeout_s = 0.0
+        self.expected_s: float | None = None
 
     def hold(self, t: float, timeout_s: float, expected_s: float | None = None) -> None:
         self.began, self.timeout_s, self.expected_s = t, timeout_s, expected_s
 
     def free_at(self, t: float) -> float:
-        """When it will be free by the word of its attempt: the time it expects, or all it may take once that is over."""
+        """When it will be free by the word of its attempt: as expected, or at its timeout once that is past."""
         if self.expected_s is not None and self.began + self.expected_s > t:
             return self.began + self.expected_s
         return max(t, self.began + self.timeout_s)
@@ -194,10 +192,7 @@ class _Shares:
         if queue is not None:
             self._largest[attempt.team] = max(self._largest[attempt.team], queue.end(event.id, t))
         for slot in self._slots_of(event.id):
-            if event.body.get("clean"):
-                slot.clear()
-            else:
-                slot.hold(t, inf)
+            slot.hold(t, 0.0 if event.body.get("clean") else inf)
 
     def _start(self, event: Event, t: float) -> None:
         attempt = self._history.attempts[event.id]

@@ -57,6 +57,17 @@ def test_l1_a_returning_job_after_preemption(run: Scribe) -> None:
     assert late(run)
 
 
+def test_l1_a_gang_in_backoff_may_keep_slices(run: Scribe) -> None:
+    run.slice("s2")
+    run.job("j1", slices=2)
+    run.placed("j1", "a1", "s1", "s2")
+    run.started("a1")
+    run.requeued("a1", "infra")
+    run.job("j2")
+    run.ticks(5)
+    assert not late(run)
+
+
 def test_l1_a_wakeup_that_was_lost(run: Scribe) -> None:
     run.job("j1", after=("j0",))
     run.ticks(10)
@@ -290,7 +301,7 @@ def test_l6_the_planner_may_believe_what_running_jobs_expect(run: Scribe) -> Non
 
 
 def test_l6_a_pool_that_may_grow_makes_up_for_the_slice(run: Scribe) -> None:
-    run.commit("pool.created", "pool", team="red", max=3, limit_chips=24)
+    run.commit("pool.created", "p", team="red", max=3, limit_chips=24)
     gang_waits(run)
     run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
     assert run.premises("L6") == 1
