@@ -93,7 +93,7 @@ def test_a_missed_bound_is_told() -> None:
     assert (slow.ratio, good.ratio) == (0.8, 2.0)
     assert table([slow, large, good]).count("MISSED") == 2
     assert "MISSED" not in table([slow], judged=False)
-    assert not sim_rows({"events": 10, "records": 80, "virtual_h": 1.0}, cpu_s=1.0)[0].ok
+    assert not sim_rows({"events": 10, "handled": 80, "virtual_h": 1.0}, cpu_s=1.0)[0].ok
 
 
 def test_the_rule_about_scale_is_put_to_the_test_by_the_bench() -> None:

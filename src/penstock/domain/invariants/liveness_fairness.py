@@ -24,8 +24,8 @@ from penstock.domain.nouns import Event
 #: A start this much later than it could have been is the loop's rhythm, not a delay.
 _START_MARGIN_S = 2 * limits.TICK_S
 _KINDS = (
-    "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.unblocked", "job.placed",
-    "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled", "attempt.created",
+    "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.edited", "job.unblocked",
+    "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled", "attempt.created",
     "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining", "slice.preempted",
     "slice.failed", "slice.deleting", "slice.gone",
 )  # fmt: skip
@@ -104,6 +104,7 @@ class _Shares:
         self._finding = finding
         self._queues: dict[str, _Queue] = {}
         self._blocked: dict[str, int] = {}
+        self._priorities: dict[str, int] = {}
         self._largest: dict[str, float] = defaultdict(float)  #: team -> chip-seconds of its largest attempt so far
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._slots: dict[str, _Slot] = {}
@@ -158,6 +159,10 @@ class _Shares:
     def _job(self, event: Event, t: float) -> None:
         job = self._history.jobs[event.id]
         queue = self._queue_of(job)
+        if event.kind in ("job.created", "job.edited"):
+            self._priorities[event.id] = whole(event.body, "priority")
+        if event.kind == "job.edited":
+            return
         if event.kind in ("job.created", "job.unblocked"):
             if event.kind == "job.created":
                 self._blocked[event.id] = len(set(texts(event.body, "after")))
@@ -211,6 +216,10 @@ class _Shares:
         for slot in self._slots_of(event.id):
             slot.hold(t, inf if longest is None else longest, number(event.body, "expected_s"))
 
+    def _claim(self, job: JobFacts) -> tuple[int, str]:
+        """The order inside a queue: higher priority first, then the older id."""
+        return -self._priorities.get(job.id, 0), job.id
+
     def _judge_share(self, attempt: AttemptFacts, job: JobFacts, queue: _Queue, t: float) -> None:
         """The queue that starts a job may be ahead of a waiting peer by one maximal job, not more.
 
@@ -231,7 +240,7 @@ class _Shares:
                 continue
             if not self._has_room(peer, attempt.chips):
                 continue
-            head = min(peer.waiting, key=lambda id: _claim(self._history.jobs[id]))
+            head = min(peer.waiting, key=lambda id: self._claim(self._history.jobs[id]))
             if t - peer.waiting[head] <= PLACED_S or accelerators_if_clear(self._history.jobs[head]) != wanted:
                 continue
             self._finding.premises += 1
@@ -296,20 +305,15 @@ class _Shares:
             for id, since in queue.others.items()
             if t - since > PLACED_S and has_no_wishes(gang := self._history.jobs[id])
         ]
-        gangs = [gang for gang in gangs if whole(gang.body, "slices", 1) > 1 and _claim(gang) < _claim(job)]
-        first = min(gangs, key=_claim, default=None)
+        gangs = [gang for gang in gangs if whole(gang.body, "slices", 1) > 1 and self._claim(gang) < self._claim(job)]
+        first = min(gangs, key=self._claim, default=None)
         if first is None or any(
-            _claim(self._history.jobs[id]) < _claim(first) for id in (*queue.waiting, *queue.others)
+            self._claim(self._history.jobs[id]) < self._claim(first) for id in (*queue.waiting, *queue.others)
         ):
             return None
         if not self._has_room(queue, whole(first.body, "chips") * whole(first.body, "slices", 1)):
             return None
         return first
-
-
-def _claim(job: JobFacts) -> tuple[int, str]:
-    """The order inside a queue: higher priority first, then the older id."""
-    return -whole(job.body, "priority"), job.id
 
 
 def _kth(frees: list[float], needed: int) -> float:

@@ -306,3 +306,10 @@ def test_l6_a_pool_that_may_grow_makes_up_for_the_slice(run: Scribe) -> None:
     run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
     assert run.premises("L6") == 1
     assert not run.broken("L6")
+
+
+def test_l6_a_gang_that_was_put_behind_has_no_claim(run: Scribe) -> None:
+    gang_waits(run)
+    run.commit("job.edited", "j2", tags=[], queue="default", priority=-5)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert run.premises("L6") == 0
