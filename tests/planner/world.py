@@ -190,6 +190,7 @@ class Build:
                     chips=CHIPS[accelerators[0]],
                     slices=row.get("gang", 1),
                     pool=row.get("pool"),
+                    slice=row.get("slice"),
                     zones=tuple(row.get("zones", ())),
                     spot=row.get("spot"),
                 ),

@@ -90,11 +90,13 @@ class Secret(msgspec.Struct, frozen=True, gc=False):
 class Snippet(msgspec.Struct, frozen=True, gc=False, tag="snippet"):
     code: str
     variables: dict[str, object] = {}
+    isolation: str = "fork"  #: "fork": a process of its own; "inline": one trusted interpreter for many
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, tag="command"):
     argv: tuple[str, ...]
     snapshot: str | None = None
+    setup: str = ""  #: runs before the command, once per environment and host
 
 
 class Task(msgspec.Struct, frozen=True, gc=False, tag="task"):
@@ -114,6 +116,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     chips: int  #: of one slice of the first accelerator: what quota is checked with before placement
     slices: int = 1
     pool: str | None = None
+    slice: str | None = None
     zones: tuple[str, ...] = ()
     spot: bool | None = None
     memory_bytes: int | None = None

@@ -10,10 +10,8 @@ and it must not look further into a queue than its window.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import islice
-from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,11 +21,10 @@ from penstock.planner import elastic, reasons
 from penstock.planner.actions import Action, Close, Drain, Finish, Place, Reason, Release, Stop, Want
 from penstock.planner.backfill import Endings, end_of_job
 from penstock.planner.fairness import Books, Verdict, score
+from penstock.planner.lines import NOBODY, Line, Outcome, Unit
 from penstock.planner.placement import Fit, Gap, Ground, Option
 from penstock.planner.reclaim import Found, Group, Reclaim
 from penstock.planner.snapshot import QueueView, Snapshot
-
-NOBODY: Final = (limits.PRIORITY_MAX + 1, "")  #: comes after every job
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,39 +34,6 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     wants: tuple[Want, ...]
     keep: frozenset[str]
     reasons: dict[str, Reason]
-
-
-class Outcome(Enum):
-    STARTED = "started"
-    WAITS = "waits"
-    PASSED_OVER = "passed over"  #: cannot start and holds nobody up: infeasible, or in back-off
-    BORROWS = "borrows"  #: its turn comes in the second pass
-
-
-class Unit(NamedTuple):
-    """One replica of a job that should start. `due` is False for a gang in back-off, which only keeps slices."""
-
-    order: tuple[int, str, int]
-    job: Job
-    replica: int
-    due: bool
-
-
-class Line:
-    """One queue during a round."""
-
-    def __init__(self, view: QueueView, units: Iterator[Unit], in_backoff: tuple[int, str]) -> None:
-        self.view = view
-        self.queue: Queue = view.queue
-        self._units = units
-        self.unit: Unit | None = next(units, None)
-        self.waiting: list[Callable[[], float]] = []  #: shadow starts of jobs that wait, computed when asked for
-        self.overtakes = False  #: an earlier job of the queue has not started
-        self.in_backoff = in_backoff  #: the first job of the queue that may not start yet
-        self.may_reclaim = True  #: so far every job that waits has what it needs on its way
-
-    def advance(self) -> None:
-        self.unit = next(self._units, None)
 
 
 def admit(snapshot: Snapshot, now: float, before: Sequence[Action] = ()) -> Admission:
@@ -222,6 +186,8 @@ class _Round:
             fit = self.ground.fit(queue.team, allowed, count, job.spec.environment, end)
             if fit is not None:
                 return self._start(line, unit, fit)
+            if resources.slice is not None:
+                return self._wait_for_that_slice(line, job, resources.slice)
             owed = [option for option in allowed if verdicts[option.pool.chips].nominal]
             return self._wait_for_slices(line, unit, allowed, owed)
         fit = self._fit_in_the_gap(line, unit, options, end)
@@ -325,6 +291,12 @@ class _Round:
             self.books.asked[line.queue.name] += chips
         self._explain_gap(job, gap, found, options)
         return self._waits(line, lambda: self._slices_at(options, gap))
+
+    def _wait_for_that_slice(self, line: Line, job: Job, slice: str) -> Outcome:
+        """It wants one slice and no other: no room is made for it, and it holds nobody up."""
+        line.overtakes = True
+        self._say(job, reasons.slice_busy(self.snapshot, slice))
+        return Outcome.PASSED_OVER
 
     def _slices_at(self, options: Sequence[Option], gap: Gap) -> float:
         """When a job that waits for slices could start: unknown, hence now, while slices are being made for it."""

@@ -37,6 +37,7 @@ class Option(NamedTuple):
     rank: int
     pool: Pool
     zones: tuple[str, ...]
+    only: str | None = None  #: the one slice the job wants
 
 
 class Fit(NamedTuple):
@@ -153,6 +154,9 @@ class Ground:
         return found
 
     def _find_options(self, team: str, resources: Resources) -> Iterator[Option]:
+        if resources.slice is not None:
+            yield from self._that_slice(team, resources)
+            return
         for rank, accelerator in enumerate(resources.accelerators):
             pools = sorted(self._pools.get(accelerator, []), key=lambda pool: (pool.chips, pool.name))
             for pool in pools:
@@ -165,6 +169,15 @@ class Ground:
                 if resources.slices > holds or not self._ever_fits(team, pool, resources.slices * pool.chips):
                     continue
                 yield Option(rank, pool, zones)
+
+    def _that_slice(self, team: str, resources: Resources) -> Iterator[Option]:
+        """The pool of the slice a job asks for by name, while it stays, is the team's and the job is no gang."""
+        one = self._snapshot.slices.get(resources.slice or "")
+        if one is None or one.team != team or resources.slices != 1 or slices.leaving(self._snapshot, one) is not None:
+            return
+        pool = self._snapshot.pools.get(one.pool)
+        if pool is not None and one.accelerator in resources.accelerators:
+            yield Option(0, pool, (one.zone,), one.id)
 
     def _ever_fits(self, team: str, pool: Pool, chips: int) -> bool:
         """Whether so many chips of a pool can ever be had at once: else it would hold a part for ever."""
@@ -220,7 +233,11 @@ class Ground:
             there = bucket.free + (len(bucket.lent(until)) if until is not None else 0)
             if there < count:
                 continue
-            chosen = bucket.best(count, environment, until)
+            chosen = bucket.best(count if option.only is None else there, environment, until)
+            if option.only is not None:
+                chosen = [one for one in chosen if one.id == option.only]
+                if not chosen:
+                    continue
             warm = sum(1 for one in chosen if environment and one.warm == environment)
             oldest = min(idle_from(one) for one in chosen)
             # After warmth the smallest group that will do, so that larger ones stay whole for gangs.

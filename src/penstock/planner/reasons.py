@@ -33,6 +33,7 @@ CODES: Final[Mapping[str, str]] = {
     "paused": "its queue is paused",
     "maintenance": "the installation is in maintenance: nothing new starts",
     "reserved_for_head": "the free slices are kept for a job ahead of it",
+    "slice_busy": "it asked for one slice by name, and that one is not free",
     "running": "it runs",
     "starting": "its slices are found and its processes are being started",
     "stopping": "it is being stopped",
@@ -98,7 +99,9 @@ def infeasible(snapshot: Snapshot, job: Job, ceiling: int | None, waited_s: floa
     needed = resources.chips * resources.slices
     left = max(0.0, limit_s - waited_s)
     names = " or ".join(resources.accelerators)
-    if not right:
+    if resources.slice is not None:
+        why, advice = f"there is no slice {resources.slice} of {names} for it", "ask for the accelerator instead"
+    elif not right:
         have = ", ".join(dict.fromkeys(pool.accelerator for pool in pools)) or "none at all"
         why, advice = f"team {team} has no pool of {names}", f"make such a pool, or ask for one of: {have}"
     elif not (fitting := _allowed(right, job)):
@@ -182,6 +185,13 @@ def no_capacity(job: Job, code: str, pool: Pool, used: int, limit: int, advice: 
     }[code]
     sentence = f"It needs {kind(job)}; what it could use is busy, and not enough can be made: {what}."
     return reason(code, sentence, advice or cure, used_chips=used, limit_chips=limit)
+
+
+def slice_busy(snapshot: Snapshot, slice: str) -> Reason:
+    """The job asked for one slice by name, and that one is not free."""
+    attempt = snapshot.attempts.get(snapshot.slices[slice].attempt or "")
+    doing = f"runs job {attempt.job}" if attempt is not None else "is not ready, or kept for a job ahead"
+    return reason("slice_busy", f"It asked for slice {slice}, which {doing}.", "drop the wish, and any slice will do")
 
 
 def creating(job: Job, idle: int, coming: int, wanted: int) -> Reason:
