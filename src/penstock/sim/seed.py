@@ -12,6 +12,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Coroutine
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -43,7 +44,7 @@ from penstock.store.sqlite import SqliteStore
 
 T = TypeVar("T")
 
-HEAL_S_MAX = 4 * 3600.0  #: what has not settled by then is stuck
+STUCK_S = 4 * 3600.0  #: longer than any job may run: when none has ended in that time, none will
 SETTLED_TICKS = 4  #: empty plans in a row before a seed may end
 WHY_EVERY_TICKS = 4  #: every open job is asked that often why it does not run, once the faults have stopped
 LABEL = "penstock-sim"
@@ -137,20 +138,21 @@ class Seed:
 
     async def _settle(self) -> bool:
         """Wait until jobs have ended, plans are empty and the world holds nothing that nobody owns."""
-        started = self.loop.time()
-        while self.loop.time() - started < HEAL_S_MAX:
+        open_jobs, moved_at = inf, self.loop.time()
+        while self.loop.time() - moved_at < STUCK_S:
             for _ in range(WHY_EVERY_TICKS):
                 await asyncio.sleep(limits.TICK_S)
             await self._ask_why()
-            if self.quiet_ticks >= SETTLED_TICKS and self._nothing_open():
+            still_open = len(at_once(self.store.read(_open_jobs)))
+            if still_open < open_jobs:
+                open_jobs, moved_at = still_open, self.loop.time()
+            if self.quiet_ticks >= SETTLED_TICKS and not still_open and self._nothing_unowned():
                 for job in self.clients.jobs[:30]:
                     await self.clients.read("auditor", job)
                 return True
         return False
 
-    def _nothing_open(self) -> bool:
-        if at_once(self.store.read(_open_jobs)):
-            return False
+    def _nothing_unowned(self) -> bool:
         owned = {slice.id for slice in at_once(self.store.read(_live_slices))}
         ours = {vm.name for vm in self.world.cloud.vms() if vm.label == LABEL}
         return ours <= owned
