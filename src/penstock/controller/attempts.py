@@ -246,7 +246,7 @@ def used_now(queue: Queue, now: float) -> float:
 
 def _go_on(tx: Transaction, job: Job, attempt: Attempt, cause: Cause) -> None:
     """The job's next state after one of its attempts closed."""
-    ran_s = tx.at - attempt.started_at if attempt.started_at is not None else 0.0
+    ran_s = tx.at - attempt.started_at if attempt.started_at is not None else None
     salt = f"{attempt.id}/{attempt.fence}"
     decision = policies.decide(job.spec.rule, job.chain(attempt.replica), cause, ran_s, tx.at, salt)
     after = msgspec.structs.replace(job, chains=with_chain(job, decision.chain), updated_at=tx.at)

@@ -57,22 +57,32 @@ class Commands:
     async def cancel(self, *ids: str) -> list[CancelAnswer]:
         return await self._store.transact(jobs.cancel, ids)
 
-    async def resume(self, id: str, key: str | None = None) -> Submitted:
-        """Go on from a finished job's last checkpoint, as a new job one stage further."""
-        return await self._again(id, key, resume=True)
+    async def resume(
+        self, id: str, key: str | None = None, *, on: tuple[str, ...] = (), user: str | None = None
+    ) -> Submitted:
+        """Go on from a finished job's last checkpoint, as a new job one stage further; perhaps elsewhere."""
+        return await self._again(id, key, on, user, resume=True)
 
-    async def rerun(self, id: str, key: str | None = None) -> Submitted:
-        """Run a finished job's request once more, from nothing."""
-        return await self._again(id, key, resume=False)
+    async def rerun(
+        self, id: str, key: str | None = None, *, on: tuple[str, ...] = (), user: str | None = None
+    ) -> Submitted:
+        """Run a finished job's request once more, from nothing; perhaps elsewhere."""
+        return await self._again(id, key, on, user, resume=False)
 
-    async def _again(self, id: str, key: str | None, *, resume: bool) -> Submitted:
+    async def _again(
+        self, id: str, key: str | None, on: tuple[str, ...], user: str | None, *, resume: bool
+    ) -> Submitted:
         parent = await self.job(id)
         if parent is None:
             raise NotFound("job", id)
         if parent.state not in TERMINAL_JOB_STATES:
             raise BadInput("job", id, f"is {parent.state.value}", "cancel it first, or wait until it ends")
         stage = max([parent.stage, *(chain.stage for chain in parent.chains)]) + 1 if resume else 0
-        spec = msgspec.structs.replace(parent.spec, after=())
+        spec = msgspec.structs.replace(parent.spec, after=(), user=parent.spec.user if user is None else user)
+        if on:
+            # A pool or slice that was named has one accelerator: with another, the wish for it is over.
+            elsewhere = msgspec.structs.replace(spec.resources, accelerators=on, pool=None, slice=None)
+            spec = msgspec.structs.replace(spec, resources=elsewhere)
         again = f" {'resume' if resume else 'rerun'} {id}"
         new = self._new(spec, key, again=again, parent=parent if resume else None, stage=stage)
         return (await self._store.transact(jobs.submit, [new]))[0]

@@ -54,7 +54,7 @@ class Controller:
         self._clock = clock
         self._ids = ids
         self._label = label
-        self._ticked = ticked
+        self._ticked = [ticked] if ticked is not None else []
         self._evidence = evidence or Evidence(clock)
         self._leadership = Leadership(store.bound(actor=holder), holder, clock)
         self._projection = Projection(store)
@@ -75,6 +75,10 @@ class Controller:
     def cursor(self) -> int:
         """The last event the snapshot has taken in."""
         return self._projection.cursor
+
+    def on_tick(self, ticked: Callable[[Plan, int], None]) -> None:
+        """Tell this one too after each tick, when the plan's decisions are committed."""
+        self._ticked.append(ticked)
 
     @property
     def leading(self) -> bool:
@@ -130,8 +134,8 @@ class Controller:
         self.reasons, self.planned_at = chosen.reasons, now
         await executor.perform(chosen)
         observer.start_due()
-        if self._ticked is not None:
-            self._ticked(chosen, self._leadership.epoch)
+        for ticked in self._ticked:
+            ticked(chosen, self._leadership.epoch)
         return chosen
 
     def _effects(self) -> tuple[Executor, Observer]:
@@ -159,6 +163,11 @@ class Controller:
                 lambda: self._projection.snapshot,
             )
         return self._executor, self._observer
+
+    def look(self, provider: str, zone: str) -> None:
+        """Something changed there: list that zone now. A hint only; without it the next listing shows the same."""
+        if self._observer is not None:
+            self._observer.look(provider, zone)
 
     async def why(self, job_id: str) -> tuple[Reason, float] | None:
         """Why a job is not running, and as of when; None when it is unknown or ended."""

@@ -42,6 +42,7 @@ class Observer:
         self._label = label
         self._snapshot = snapshot
         self._listed_at: dict[tuple[str, str], float] = {}
+        self._missed: set[tuple[str, str]] = set()  #: zones that changed while they were being listed
         self._strays: dict[str, float] = {}  #: name -> steady time of the first listing that showed it unowned
 
     def start_due(self) -> None:
@@ -52,6 +53,14 @@ class Observer:
             due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every
             if due and self._calls.start(f"list {key[0]} {key[1]}", partial(self._list, *key)):
                 self._listed_at[key] = now
+
+    def look(self, provider: str, zone: str) -> None:
+        """List a zone out of turn, because it is known to have changed."""
+        key = (provider, zone)
+        if self._calls.start(f"list {provider} {zone}", partial(self._list, *key)):
+            self._listed_at[key] = self._clock.steady()
+        else:
+            self._missed.add(key)
 
     def _zones(self) -> dict[tuple[str, str], bool]:
         """Every zone to watch, and whether something in it is on its way in or out.
@@ -66,6 +75,13 @@ class Observer:
         return {key: settling for key, settling in zones.items() if key[0] in self._capacities}
 
     async def _list(self, provider: str, zone: str) -> None:
+        while True:
+            self._missed.discard((provider, zone))
+            await self._list_once(provider, zone)
+            if (provider, zone) not in self._missed:
+                return
+
+    async def _list_once(self, provider: str, zone: str) -> None:
         # Taken before the call: a slice that is younger than the listing cannot be missed by it.
         expected = [
             slice.id

@@ -25,7 +25,7 @@ from penstock.domain.lifecycle import (
     SliceState,
 )
 from penstock.domain.nouns import Attempt, Exit, Job, Slice, StopOrder
-from penstock.ports.store import Transaction
+from penstock.ports.store import Reader, Transaction
 
 _HOSTING = (SliceState.INTENDED, SliceState.CREATING, SliceState.READY, SliceState.DRAINING)
 
@@ -256,7 +256,7 @@ def _reject(tx: Transaction, attempt: Attempt, exit: Exit, why: str) -> None:
     )
 
 
-def answer(tx: Transaction, slice: Slice, request: SyncRequest) -> SyncReply:
+def answer(tx: Reader, slice: Slice, request: SyncRequest) -> SyncReply:
     """What a welcome host should do, from committed rows only."""
     refusal = unwelcome(slice, request)
     if refusal:
@@ -316,5 +316,5 @@ def orders(
     return SyncReply(welcome=True, launch=launch, stop=tuple(stop), kill=tuple(kill), forget=tuple(forget))
 
 
-def _job(tx: Transaction, attempt: Attempt) -> Job:
+def _job(tx: Reader, attempt: Attempt) -> Job:
     return tx.jobs((attempt.job,))[0]

@@ -103,7 +103,7 @@ def normal_pool(pool: Pool) -> Pool:
     """The checked pool with its accelerator's canonical name, chips and hosts."""
     check_name("name", pool.name)
     check_name("team", pool.team)
-    check_number("max", pool.max, 0, 100_000)
+    check_number("max", pool.max, 0, limits.POOL_SLICES_MAX)
     check_number("min", pool.min, 0, pool.max)
     check_number("idle_s", pool.idle_s, 0, 365 * 24 * 3600)
     check_number("race", pool.race, 1, limits.RACE_ZONES_MAX)

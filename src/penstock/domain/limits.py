@@ -101,6 +101,34 @@ NAME_CHARACTERS_MAX: Final = _limit(
     "of names, tags and keys: long enough for people, short enough for an index and a table",
 )
 TAGS_MAX: Final = _limit("TAGS_MAX", 64, "tags", "of one job: tags are for filters, not for storage")
+NOTE_CHARACTERS_MAX: Final = _limit(
+    "NOTE_CHARACTERS_MAX", 4_096, "characters", "of a job's note: a paragraph; longer text belongs in a file"
+)
+ENV_BYTES_MAX: Final = _limit(
+    "ENV_BYTES_MAX", 64 << 10, "bytes", "of a job's own environment, names and values: Linux allows little more"
+)
+ARGV_BYTES_MAX: Final = _limit(
+    "ARGV_BYTES_MAX", 256 << 10, "bytes", "of a command's words: Linux allows 2 MiB with the environment"
+)
+SETUP_CHARACTERS_MAX: Final = _limit(
+    "SETUP_CHARACTERS_MAX", 64 << 10, "characters", "of a set-up command; a longer one belongs in the snapshot"
+)
+CHOICES_MAX: Final = _limit(
+    "CHOICES_MAX", 64, "names", "of accelerators, zones or secrets that one job names: nobody has more to say"
+)
+AFTER_MAX: Final = _limit("AFTER_MAX", 1_000, "jobs", "that one job waits for: each is a row read when it is submitted")
+OUTPUTS_MAX: Final = _limit("OUTPUTS_MAX", 1_000, "outputs", "of one job: more belong in one archive or a dataset")
+MEMORY_BYTES_MAX: Final = _limit(
+    "MEMORY_BYTES_MAX", 1 << 44, "bytes", "of one host: 16 TiB is more than any machine of the catalogue"
+)
+POOL_SLICES_MAX: Final = _limit(
+    "POOL_SLICES_MAX", 100_000, "slices", "of one pool: ten times what the planner is measured with"
+)
+PAGE_JOBS_MAX: Final = _limit("PAGE_JOBS_MAX", 1_000, "jobs", "in one page of a list: some hundred kilobytes")
+PAGE_JOBS_SCANNED: Final = _limit(
+    "PAGE_JOBS_SCANNED", 20_000, "jobs", "looked at for one page of a filtered list; then it ends and says where"
+)
+PAGE_EVENTS_MAX: Final = _limit("PAGE_EVENTS_MAX", 1_000, "events", "in one page of events")
 TIMEOUT_S_MAX: Final = _limit(
     "TIMEOUT_S_MAX", 30 * 24 * 3600.0, "s", "no job may hold a slice longer without being asked again"
 )
@@ -129,7 +157,28 @@ POISON_RUN_S: Final = _limit(
 INFEASIBLE_S: Final = _limit(
     "INFEASIBLE_S", 600.0, "s", "a job no pool can ever hold fails after this, so that a pool can still be made"
 )
-RETENTION_S: Final = _limit("RETENTION_S", 30 * 24 * 3600.0, "s", "terminal jobs may be purged after this")
+RETENTION_S: Final = _limit(
+    "RETENTION_S",
+    30 * 24 * 3600.0,
+    "s",
+    "terminal jobs may be purged after this; `tpu clean` takes their logs, results and checkpoints then, unless told",
+)
+UNUSED_S: Final = _limit(
+    "UNUSED_S",
+    24 * 3600.0,
+    "s",
+    "snapshots, blobs and host caches that nothing refers to stay so long: no submit is under way for a day",
+)
+CLEAN_JOBS: Final = _limit("CLEAN_JOBS", 200, "jobs", "cleaned by one call: seconds of work, then its caller hears of it")
+CLEAN_OBJECTS: Final = _limit(
+    "CLEAN_OBJECTS", 2_000, "objects", "by hash that one call removes: within SWEEP_S on any bucket, and a list of 140 kB"
+)
+CLEAN_READ_BYTES: Final = _limit(
+    "CLEAN_READ_BYTES", 64 << 20, "bytes", "of snapshots read by one call for the blobs they name"
+)
+SWEEP_S: Final = _limit(
+    "SWEEP_S", 60.0, "s", "a list of what is about to go holds so long; then whoever wrote it removes nothing more"
+)
 
 # --- planning ---
 WINDOW_JOBS: Final = _limit("WINDOW_JOBS", 64, "jobs", "jobs at the head of each queue the planner looks at")
@@ -140,6 +189,113 @@ SHARE_CHARGE_S: Final = _limit(
 ELASTIC_STEP: Final = _limit("ELASTIC_STEP", 64, "replicas", "replicas added to one job in one tick")
 RACE_ZONES_MAX: Final = _limit("RACE_ZONES_MAX", 4, "zones", "intents of one racing set")
 EVENTS_PER_READ: Final = _limit("EVENTS_PER_READ", 20_000, "events", "the projection catches up in pages of this size")
+
+# --- snapshots ---
+BLOB_BYTES_MAX: Final = _limit(
+    "BLOB_BYTES_MAX", 64 << 20, "bytes", "one blob as stored and as decoded: what a host must hold in memory at once"
+)
+SNAPSHOT_CHUNK_BYTES: Final = _limit(
+    "SNAPSHOT_CHUNK_BYTES", 16 << 20, "bytes", "a larger file is cut: an appended one sends its last piece only"
+)
+SNAPSHOT_SMALL_BYTES: Final = _limit(
+    "SNAPSHOT_SMALL_BYTES", 32 << 10, "bytes", "files below this share packs, so that 10,000 of them are few objects"
+)
+SNAPSHOT_PACK_BYTES: Final = _limit(
+    "SNAPSHOT_PACK_BYTES", 1 << 20, "bytes", "of one pack: what a change of one small file can send at most"
+)
+SNAPSHOT_FILES_MAX: Final = _limit(
+    "SNAPSHOT_FILES_MAX", 100_000, "files", "of one snapshot: more is a data set, which belongs in a bucket"
+)
+SNAPSHOT_BYTES_MAX: Final = _limit(
+    "SNAPSHOT_BYTES_MAX", 16 << 30, "bytes", "of one snapshot unpacked: more is data, which belongs in a bucket"
+)
+SNAPSHOT_MANIFEST_BYTES_MAX: Final = _limit(
+    "SNAPSHOT_MANIFEST_BYTES_MAX", 64 << 20, "bytes", "the list of the most files a snapshot may have, and then some"
+)
+HOST_FREE_BYTES: Final = _limit(
+    "HOST_FREE_BYTES", 256 << 20, "bytes", "left free on a host's disk by unpacking, for logs and the agent itself"
+)
+HOST_CACHE_BYTES_MAX: Final = _limit(
+    "HOST_CACHE_BYTES_MAX", 32 << 30, "bytes", "of blobs kept on a host; the longest unused go first"
+)
+
+# --- payloads on a host ---
+LOG_BYTES_MAX: Final = _limit(
+    "LOG_BYTES_MAX", 2 << 30, "bytes", "of one stream of one attempt on one host; what follows is dropped and marked"
+)
+LOG_CHUNK_BYTES: Final = _limit("LOG_CHUNK_BYTES", 1 << 20, "bytes", "of output in one call to the server")
+LOG_POLL_S: Final = _limit("LOG_POLL_S", 0.05, "s", "how often an agent looks for new output: it is sent within 100 ms")
+LOG_TAIL_BYTES: Final = _limit("LOG_TAIL_BYTES", 32 << 10, "bytes", "of the end of a log that goes with an exit")
+PIDS_MAX: Final = _limit("PIDS_MAX", 4_096, "tasks", "of one payload: many threads fit, a fork bomb does not")
+HOST_SPARE_MEMORY_BYTES: Final = _limit(
+    "HOST_SPARE_MEMORY_BYTES", 512 << 20, "bytes", "kept from payloads, so that the agent and the kernel live on"
+)
+KILL_S: Final = _limit("KILL_S", 5.0, "s", "from SIGKILL until nothing of a payload is left")
+
+# --- clients ---
+CLIENT_CALL_S: Final = _limit("CLIENT_CALL_S", 30.0, "s", "one call with all its tries, unless it moves many bytes")
+CLIENT_BATCH_S: Final = _limit("CLIENT_BATCH_S", 120.0, "s", "a batch of jobs: one large commit, on a slow disk too")
+CLIENT_BYTES_S: Final = _limit("CLIENT_BYTES_S", 900.0, "s", "one blob or artifact over a slow line")
+CLIENT_CONNECT_S: Final = _limit("CLIENT_CONNECT_S", 10.0, "s", "a host that is up takes a connection sooner")
+CLIENT_PATIENCE_S: Final = _limit(
+    "CLIENT_PATIENCE_S", 15.0, "s", "while a server refuses connections or answers 503: longer than its restart"
+)
+CLIENT_STREAM_PATIENCE_S: Final = _limit(
+    "CLIENT_STREAM_PATIENCE_S", 600.0, "s", "a follower outlives a server's upgrade, as jobs do (CUSTODY_S)"
+)
+CLIENT_STREAM_SILENCE_S: Final = _limit(
+    "CLIENT_STREAM_SILENCE_S", 60.0, "s", "live streams send heartbeats; a connection silent this long is made anew"
+)
+CLIENT_REST_FIRST_S: Final = _limit(
+    "CLIENT_REST_FIRST_S", 0.05, "s", "before the first retry: most failures are one stale connection"
+)
+CLIENT_REST_MAX_S: Final = _limit(
+    "CLIENT_REST_MAX_S", 3.0, "s", "between retries: longer would only delay the first answer of a server that is back"
+)
+CLIENT_CONNECTIONS_AT_REST: Final = _limit(
+    "CLIENT_CONNECTIONS_AT_REST", 8, "connections", "kept open by one client, for as many threads that call at once"
+)
+CLIENT_BATCH_BYTES: Final = _limit(
+    "CLIENT_BATCH_BYTES", 16 << 20, "bytes", "of one batch submit; what is larger is sent as several"
+)
+
+# --- what hosts send ---
+SYNC_REPEAT_S: Final = _limit(
+    "SYNC_REPEAT_S", 0.5, "s", "the same orders are not given faster: a host that is stopping something does not spin"
+)
+LATE_S: Final = _limit(
+    "LATE_S",
+    CUSTODY_S + 300.0,
+    "s",
+    "a closed attempt's logs and artifacts are taken so long: custody, then the upload",
+)
+LOG_OBJECT_BYTES: Final = _limit(
+    "LOG_OBJECT_BYTES", 1 << 20, "bytes", "so much of one stream is written as one object without waiting longer"
+)
+LOG_FLUSH_S: Final = _limit(
+    "LOG_FLUSH_S", 2.0, "s", "the longest a log line waits to be durable; hosts keep it until then"
+)
+LOG_MARK_BYTES_MAX: Final = _limit(
+    "LOG_MARK_BYTES_MAX", 2 << 20, "bytes", "above a stream's cap: room for the marker and the end of the stream"
+)
+LOG_PENDING_BYTES_MAX: Final = _limit(
+    "LOG_PENDING_BYTES_MAX", 8 << 20, "bytes", "of one stream not yet durable: then its agent waits, not our memory"
+)
+LOG_KEPT_BYTES: Final = _limit(
+    "LOG_KEPT_BYTES", 1 << 20, "bytes", "of one stream kept in memory for followers once it is durable"
+)
+LOG_MEMORY_BYTES_MAX: Final = _limit(
+    "LOG_MEMORY_BYTES_MAX", 48 << 20, "bytes", "of all durable log bytes kept in memory: the server stays under 100 MB"
+)
+LOG_PIECE_BYTES: Final = _limit(
+    "LOG_PIECE_BYTES", 128 << 10, "bytes", "of one event of a log stream: a page a browser takes without a pause"
+)
+ARTIFACT_BYTES_MAX: Final = _limit(
+    "ARTIFACT_BYTES_MAX", 256 << 20, "bytes", "one artifact sent through the server; larger ones go to the bucket"
+)
+RESULT_BYTES_MAX: Final = _limit(
+    "RESULT_BYTES_MAX", 16 << 20, "bytes", "a result as JSON: arrays are artifacts, and this is read whole"
+)
 
 #: The whole table, in the order above.
 LIMITS: Final = tuple(_rows)

@@ -93,8 +93,8 @@ def backoff_s(streak: int, salt: str) -> float:
     return full * (0.5 + (zlib.crc32(salt.encode()) & 0xFFFF) / 0x1FFFE)
 
 
-def decide(rule: Rule, chain: Chain, cause: Cause, ran_s: float, now: float, salt: str) -> Decision:
-    """What follows when an attempt of `chain` closed with `cause` after `ran_s` seconds."""
+def decide(rule: Rule, chain: Chain, cause: Cause, ran_s: float | None, now: float, salt: str) -> Decision:
+    """What follows when an attempt of `chain` closed with `cause` after `ran_s` seconds (None: it never ran)."""
     chain = msgspec.structs.replace(chain, live=False, last_cause=cause)
     if cause is Cause.SUCCEEDED:
         return Decision(go=Go.STOP, chain=msgspec.structs.replace(chain, done=True), reason="succeeded")
@@ -103,7 +103,7 @@ def decide(rule: Rule, chain: Chain, cause: Cause, ran_s: float, now: float, sal
     if cause in INFRASTRUCTURE_CAUSES:
         quick = chain.quick_losses
         if cause is not Cause.PREEMPTED:  # what the provider takes back says nothing about the job
-            quick = quick + 1 if ran_s < limits.POISON_RUN_S else 0
+            quick = quick + 1 if (ran_s or 0.0) < limits.POISON_RUN_S else 0
         chain = msgspec.structs.replace(chain, losses=chain.losses + 1, quick_losses=quick)
         if chain.losses > rule.infra_budget:
             return _stop(chain, f"infrastructure budget of {rule.infra_budget} spent")
@@ -119,7 +119,8 @@ def decide(rule: Rule, chain: Chain, cause: Cause, ran_s: float, now: float, sal
     if go is Go.STOP:
         return _stop(chain, f"rule {rule.preset} stops after {cause.value}")
     wait = 0.0 if cause is Cause.PREEMPTED else backoff_s(streak, salt)
-    stage = chain.stage + 1 if go is Go.RESUME else 0
+    # What never ran cannot be resumed: the next attempt is still the first of its stage.
+    stage = chain.stage + (ran_s is not None) if go is Go.RESUME else 0
     chain = msgspec.structs.replace(chain, stage=stage, not_before=now + wait)
     return Decision(go=go, chain=chain, reason=f"{go.value} after {cause.value}")
 

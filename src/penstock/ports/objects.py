@@ -39,3 +39,24 @@ class Objects(Protocol):
 
     async def delete(self, path: str) -> None:
         """Deleting what is absent is no error."""
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """An object as a survey sees it. `written_at` is in seconds since the epoch, by the clock of whoever keeps it."""
+
+    path: str
+    size: int
+    written_at: float
+
+
+class Stock(Objects, Protocol):
+    """Objects that can also be looked over and thrown away: what cleaning needs, and nobody else."""
+
+    async def survey(self, prefix: str) -> tuple[Kept, ...]:
+        """As `list`, with size and age."""
+
+    async def remove(self, folder: str) -> None:
+        """Delete all that lies under a folder (a path without its last slash); what is absent is no error.
+
+        It may be cut off half-way; called again, it goes on.
+        """

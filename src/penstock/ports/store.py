@@ -71,6 +71,9 @@ class Reader(Protocol):
     def jobs(self, ids: Sequence[str]) -> list[Job]:
         """Light jobs; missing ids are left out."""
 
+    def payload_kinds(self, ids: Sequence[str]) -> dict[str, str]:
+        """What kind of payload each job has ("snippet", "command", "task"), without reading it."""
+
     def job_by_key(self, team: str, key: str) -> Job | None:
         """The light job of an idempotency key."""
 
@@ -79,6 +82,12 @@ class Reader(Protocol):
 
     def jobs_with_prefix(self, prefix: str, limit: int) -> list[str]:
         """Ids that start with `prefix`: what a shortened id may mean."""
+
+    def snapshots_page(self, after: str, limit: int) -> list[tuple[str, str | None]]:
+        """Ids above `after`, in order, each with the snapshot its payload names; for who must know all that are used."""
+
+    def resumed_by_live(self) -> list[str]:
+        """Parents of unfinished jobs: what those may still restore from, or see as their first run."""
 
     def dependants(self, job: str) -> list[str]:
         """Ids of unfinished jobs that wait for `job` by `spec.after`."""

@@ -18,6 +18,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     jobs_by_ids: str
+    #: Ids and how their payloads begin: the kind comes first, whatever follows.
+    payloads_by_ids: str
+    #: The snapshot that a payload names, or null: an expression over a row of jobs.
+    snapshot: str
     attempts_by_ids: str
     slices_by_ids: str
     heads: str
@@ -34,6 +38,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 SQLITE: Final = Dialect(
     name="sqlite",
     jobs_by_ids="select spec, rest from jobs where id in (select value from json_each($1)) order by id",
+    payloads_by_ids="select id, substr(payload, 1, 40) from jobs where id in (select value from json_each($1))",
+    snapshot="case when payload like '{\"type\":\"command\"%' then json_extract(payload, '$.snapshot') end",
     attempts_by_ids="select body from attempts where id in (select value from json_each($1)) order by id",
     slices_by_ids="select body from slices where id in (select value from json_each($1)) order by id",
     # 50 small statements take half a millisecond; a window function over the same index takes a thousand
@@ -47,6 +53,8 @@ SQLITE: Final = Dialect(
 POSTGRES: Final = Dialect(
     name="postgres",
     jobs_by_ids="select spec, rest from jobs where id = any($1::text[]) order by id",
+    payloads_by_ids="select id, substr(payload, 1, 40) from jobs where id = any($1::text[])",
+    snapshot="case when payload like '{\"type\":\"command\"%' then payload::json ->> 'snapshot' end",
     attempts_by_ids="select body from attempts where id = any($1::text[]) order by id",
     slices_by_ids="select body from slices where id = any($1::text[]) order by id",
     heads="""select asked.name, head.spec, head.rest

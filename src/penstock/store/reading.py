@@ -85,6 +85,13 @@ class RowReader:
     def jobs(self, ids: Sequence[str]) -> list[Job]:
         return self._chosen(rows.JOBS, ids, self._dialect.jobs_by_ids)
 
+    def payload_kinds(self, ids: Sequence[str]) -> dict[str, str]:
+        if not ids:
+            return {}
+        self._settle(rows.JOBS)
+        found = self._rows(self._dialect.payloads_by_ids, (self._dialect.pack(ids),))
+        return {id_: rows.payload_kind(start) for id_, start in found}
+
     def job_by_key(self, team: str, key: str) -> Job | None:
         self._settle_one(rows.JOBS, key_mark(team, key))
         sql = "select spec, rest from jobs where team = $1 and idempotency_key = $2"
@@ -121,6 +128,18 @@ class RowReader:
         self._settle(rows.JOBS)
         sql = "select id from jobs where id >= $1 and id < $2 order by id limit $3"
         return [row[0] for row in self._rows(sql, (prefix, prefix + _LAST, limit))]
+
+    def snapshots_page(self, after: str, limit: int) -> list[tuple[str, str | None]]:
+        self._settle(rows.JOBS)
+        sql = f"select id, {self._dialect.snapshot} from jobs where id > $1 order by id limit $2"
+        return [(id_, snapshot) for id_, snapshot in self._rows(sql, (after, limit))]
+
+    def resumed_by_live(self) -> list[str]:
+        # The pattern only spares most rows from being decoded; `parent` is left out of the text unless it is set.
+        sql = """select spec, rest from jobs where state in ('queued', 'provisioning', 'running')
+            and rest like '%"parent":"%'"""
+        found = self._list(rows.JOBS, sql)
+        return sorted({job.parent for job in found if job.parent is not None})
 
     def dependants(self, job: str) -> list[str]:
         self._settle(rows.JOBS)

@@ -79,6 +79,11 @@ def whole_job(payload: str, spec: str, rest: str) -> Job:
     return _decode_job(f'{{"spec":{{"payload":{payload},{spec[1:]},{rest[1:]}')
 
 
+def payload_kind(start: str) -> str:
+    """The tag of a payload from the first characters of its text, which is `{"type":"…",`."""
+    return start.split('"', 4)[3]
+
+
 def rest_text(job: Job) -> str:
     return text(_Rest(*_rest_fields(job)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from penstock.domain.lifecycle import JobState, SliceState
-from penstock.domain.nouns import Control, Quota
+from penstock.domain.nouns import Command, Control, Quota, Snippet, Task
 from penstock.ports.store import Reader, Transaction
 from tests.contract.store.examples import (
     a_job,
@@ -30,6 +30,7 @@ def test_an_empty_store_answers_nothing(on: Harness) -> None:
         return [
             r.job("j"), r.jobs(["j"]), r.jobs([]), r.job_by_key("red", "k"), r.dependants("j"),
             r.jobs_page(team=None, states=(), after=None, limit=5), r.jobs_with_prefix("j", 5),
+            r.snapshots_page("", 5), r.resumed_by_live(),
             r.heads(["main"], 5), r.heads([], 5), r.waiting_counts(), r.live_jobs(),
             r.attempt("a"), r.attempts(["a"]), r.live_attempts(), r.attempts_of("j"),
             r.slice("s"), r.slices(["s"]), r.live_slices(), r.race("r"), r.tombstones(0.0),
@@ -41,6 +42,7 @@ def test_an_empty_store_answers_nothing(on: Harness) -> None:
     assert on.read(look) == [
         None, [], [], None, [],
         [], [],
+        [], [],
         {"main": []}, {}, {}, [],
         None, [], [], [],
         None, [], [], [], [],
@@ -50,6 +52,31 @@ def test_an_empty_store_answers_nothing(on: Harness) -> None:
     ]  # fmt: skip
 
 
+def test_snapshots_are_told_in_order_and_by_page(on: Harness) -> None:
+    payloads = [Snippet('result = {"snapshot":"x"}'), Command(("echo", '"snapshot":"y"')), Command(("a",), "s" * 64)]
+    payloads += [Task("extract", {"snapshot": "z"}), Command(("b",), "t" * 64, "make")]
+    jobs = [a_job(number) for number in range(1, 6)]
+    on.transact(
+        submit,
+        *(replace(job, spec=replace(job.spec, payload=one)) for job, one in zip(jobs, payloads, strict=True)),
+    )
+    found = [("j0001", None), ("j0002", None), ("j0003", "s" * 64), ("j0004", None), ("j0005", "t" * 64)]
+    assert on.read(lambda r: r.snapshots_page("", 9)) == found
+    assert on.read(lambda r: r.snapshots_page("j0002", 2)) == found[2:4]
+    assert on.read(lambda r: r.snapshots_page("j0005", 2)) == []
+
+
+def test_parents_of_unfinished_jobs_are_told(on: Harness) -> None:
+    def story(tx: Transaction) -> None:
+        first, _, third = submit(tx, a_job(1), a_job(2, parent="j0001"), a_job(3, parent="j0002"))
+        submit(tx, a_job(4, parent="j0002"), a_job(5, tags=('"parent":"j0009"',)))
+        fail(tx, third)
+        fail(tx, first)
+
+    on.transact(story)
+    assert on.read(lambda r: r.resumed_by_live()) == ["j0001", "j0002"]
+
+
 def test_a_job_comes_back_whole_or_light(on: Harness) -> None:
     (added,) = on.transact(submit, a_job(1, key="k1", body_hash="h"))
     assert added == replace(a_job(1, key="k1", body_hash="h"), version=1)
@@ -57,6 +84,17 @@ def test_a_job_comes_back_whole_or_light(on: Harness) -> None:
     assert on.read(lambda r: r.jobs(["j0001"])) == [light(added)]
     assert on.read(lambda r: r.job_by_key("red", "k1")) == light(added)
     assert on.read(lambda r: r.job_by_key("blue", "k1")) is None
+
+
+def test_payload_kinds_are_told_without_the_payloads(on: Harness) -> None:
+    one, two, three = a_job(1), a_job(2), a_job(3)
+    snippet = replace(one, spec=replace(one.spec, payload=Snippet('print("type")', {"x": '"'})))
+    command = replace(two, spec=replace(two.spec, payload=Command(("echo", '"task"'))))
+    task = replace(three, spec=replace(three.spec, payload=Task("extract")))
+    on.transact(submit, snippet, command, task)
+    kinds = on.read(lambda r: r.payload_kinds(["j0003", "j0001", "nope", "j0002"]))
+    assert kinds == {"j0001": "snippet", "j0002": "command", "j0003": "task"}
+    assert on.read(lambda r: r.payload_kinds([])) == {}
 
 
 def test_saving_a_light_job_keeps_its_payload(on: Harness) -> None:

@@ -376,3 +376,12 @@ def test_a_lowered_limit_evicts_nobody(stage: Stage) -> None:
     assert stage.job(job).state is JobState.RUNNING
     stage.close(attempt, Cause.PREEMPTED, clean=True)
     unchanged(stage, lambda: stage.place(job, slice), QuotaFull, "queue main: 0 of 0 chips used, 8 more asked")
+
+
+def test_an_attempt_that_never_ran_does_not_count_as_a_stage(stage: Stage) -> None:
+    job, slice = stage.submit(rule=Rule(preset="pre")), stage.ready()
+    stage.close(stage.place(job, slice), Cause.INFRA, clean=True)
+    assert stage.job(job).chain(0).stage == 0
+    stage.clock.advance(limits.BACKOFF_MAX_S)
+    stage.close(stage.start(job, stage.ready()), Cause.INFRA, clean=True)
+    assert stage.job(job).chain(0).stage == 1

@@ -162,4 +162,3 @@ def test_the_command_says_what_is_not_a_store(tmp_path: Path, capsys: pytest.Cap
     assert "file is not a database" in capsys.readouterr().err
     assert run(["doctor", "--store", "postgresql://nobody@127.0.0.1:1/none"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
-    assert run(["doctor"]) == 2

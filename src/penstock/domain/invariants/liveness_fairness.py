@@ -25,8 +25,8 @@ from penstock.domain.nouns import Event
 _START_MARGIN_S = 2 * limits.TICK_S
 _KINDS = (
     "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.edited", "job.unblocked",
-    "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled", "attempt.created",
-    "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining", "slice.preempted",
+    "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled",
+    "attempt.created", "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining", "slice.preempted",
     "slice.failed", "slice.deleting", "slice.gone",
 )  # fmt: skip
 
