@@ -31,12 +31,17 @@ $(BENCH_INSTALLED): $(INSTALLED) locks/bench.txt
 	touch $@
 
 .PHONY: demo
-demo: setup ## a first look: one family of the catalogue, then the real controller in a simulated world with faults
-	$(BIN)/tpu catalog v5e
-	$(BIN)/tpu sim check --seeds 3
+demo: setup walls ## a real training job here: queued, run, its slice taken away half-way, resumed, finished
+	$(BIN)/python tools/demo.py
+
+# Jobs are walled in with bubblewrap where it can be had; `tpu doctor` says which walls stand.
+.PHONY: walls
+walls:
+	@command -v bwrap >/dev/null || test "$$(id -u)" -ne 0 || ! command -v apt-get >/dev/null || \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null
 
 .PHONY: test
-test: setup ## all tests, with a throwaway PostgreSQL
+test: setup walls ## all tests, with a throwaway PostgreSQL
 	tools/with_postgres $(BIN)/pytest -n 2 $(ARGS)
 
 .PHONY: check

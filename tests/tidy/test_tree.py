@@ -122,6 +122,9 @@ def references(path: Path) -> set[str]:
                 found.update(f"{source}.{alias.name}" for alias in node.names)
             case ast.Constant(value=str(text)) if re.fullmatch(r"penstock(\.\w+)+:\w+", text):
                 found.add(text.partition(":")[0])
+            case ast.Constant(value=str(text)):
+                # A program started by its text, such as the warm parent's.
+                found.update(re.findall(r"^from (penstock(?:\.\w+)+) import", text, re.MULTILINE))
     return found
 
 

@@ -1,0 +1,89 @@
+"""What an agent and the server say beside the sync of `domain.custody`: joining, what to launch, logs, results.
+
+Only the agent's own credential opens these routes, and only for its own slice and the attempts bound to it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.domain.custody import SyncRequest
+from penstock.wire.api import CommandRequest, ErrorView, ProgressView, SnippetRequest
+
+
+class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A host's first call. `token` belongs to one slice intent and serves once per host index."""
+
+    slice: str
+    host: Annotated[int, Meta(ge=0)]
+    provider_id: str
+    incarnation: str
+    token: str
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's own credential (send as a bearer token), and where the bucket is if hosts can reach it."""
+
+    credential: str
+    root: str | None = None  #: file:///… on the embedded default; None: go through the server
+
+
+class AgentSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A sync that may wait on the server for news: up to `wait_s`, unless there are orders at once."""
+
+    request: SyncRequest
+    wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
+    progress: dict[str, ProgressView] = {}  #: attempt -> what its payload last said
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one host needs to start one attempt."""
+
+    attempt: str
+    job: str
+    name: str
+    team: str
+    replica: int
+    fence: int
+    stage: int
+    rank: int
+    world_size: int
+    payload: SnippetRequest | CommandRequest
+    timeout_s: float
+    accelerator: str
+    jax_devices: int  #: of this host
+    coordinator: str | None  #: host:port for jax.distributed; None on real TPUs and single hosts
+    environment: str = ""  #: hash of the set-up
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    outputs: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    #: (job, fence) of earlier attempts whose checkpoints may be resumed, newest first: jobs/<job>/checkpoints/<fence>/.
+    #: Empty when the attempt starts from nothing; the parent's job id appears here for a resumed job.
+    restore: tuple[tuple[str, int], ...] = ()
+    wandb_run_id: str = ""
+    stop_grace_s: float = 30.0
+
+
+class LogAck(msgspec.Struct, frozen=True):
+    """Bytes below `durable` are safe and may leave the spool; the next chunk must start at `received`.
+
+    `received` below the end of the chunk just sent means that the server lost its memory: go on from there. A chunk
+    above it is not taken unless it says `gap=true` (the bytes between are gone for good); the server marks the gap. An
+    empty chunk asks where the stream stands.
+    """
+
+    durable: int
+    received: int = 0
+
+
+class ResultReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a payload left: rank 0's `result` as JSON, how it failed, and artifacts that were put beside it."""
+
+    result: object = None
+    note: str = ""  #: why `result` is a repr
+    error: ErrorView | None = None
+    artifacts: tuple[str, ...] = ()
