@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.ports.objects import AlreadyThere, Stored
+from penstock.ports.objects import AlreadyThere, Kept, Stored
 
 #: Told of every true change: path, new bytes (None: deleted), generation, writer.
 OnChange = Callable[[str, bytes | None, int, str], None]
@@ -29,11 +29,12 @@ class _Bucket:
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
+        self.written_at: dict[str, float] = {}
         self.generation = 0
 
 
 class MemoryObjects:
-    """One writer's view of an in-memory bucket; implements `ports.objects.Objects`."""
+    """One writer's view of an in-memory bucket; implements `ports.objects.Stock`."""
 
     def __init__(
         self,
@@ -41,15 +42,18 @@ class MemoryObjects:
         writer: str = "",
         faults: ObjectFaults | None = None,
         on_change: OnChange | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
+        """`now` dates what is written; without it nothing ever looks old."""
         self.writer = writer
         self.faults = faults
         self._on_change = on_change
+        self._now = now
         self._bucket = _Bucket()
 
     def by(self, writer: str, faults: ObjectFaults | None = None) -> MemoryObjects:
         """The same bucket as another writer sees it, with faults of its own."""
-        view = MemoryObjects(writer=writer, faults=faults, on_change=self._on_change)
+        view = MemoryObjects(writer=writer, faults=faults, on_change=self._on_change, now=self._now)
         view._bucket = self._bucket
         return view
 
@@ -85,6 +89,16 @@ class MemoryObjects:
             self._on_change(path, None, 0, self.writer)
         await self._after("delete", path)
 
+    async def survey(self, prefix: str) -> tuple[Kept, ...]:
+        bucket = self._bucket
+        return tuple(
+            Kept(path, len(bucket.objects[path].data), bucket.written_at[path]) for path in await self.list(prefix)
+        )
+
+    async def remove(self, folder: str) -> None:
+        for path in await self.list(folder + "/"):
+            await self.delete(path)
+
     def peek(self, path: str) -> Stored | None:
         """The object as it truly is, past all faults: for checkers."""
         return self._bucket.objects.get(path)
@@ -97,6 +111,7 @@ class MemoryObjects:
         self._bucket.generation += 1
         generation = self._bucket.generation
         self._bucket.objects[path] = Stored(data, generation)
+        self._bucket.written_at[path] = float("inf") if self._now is None else self._now()
         if self._on_change is not None:
             self._on_change(path, data, generation, self.writer)
         return generation

@@ -1,0 +1,282 @@
+"""Cloud buckets behind `ports.objects`: `gs://` and `s3://` through obstore, which retries what may be retried.
+
+`wiring.roots` opens them. Cloud Storage numbers every write of a name, and those numbers are the generations. S3 has no
+numbers, so each object carries its own as metadata: about the time in nanoseconds, one above the number that is there.
+A replacing write there is conditional on what the number was read from, so that two writers never share one; after a
+delete the number rises as the writers' clocks do. A lost answer can make a retry meet its own success: `put_new` then
+says `AlreadyThere`, as the port allows. Each object carries the SHA-256 of its bytes, which every read compares. An
+object is made by one PUT, whole or not at all; it must not use uploads in parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import GCSStore, S3Store
+from typing_extensions import override
+
+from penstock.objects.names import parts_of
+from penstock.ports.objects import AlreadyThere, Kept, ObjectsError, Stored
+
+if TYPE_CHECKING:
+    from obstore import Attributes, PutMode
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+#: Under which name an object on S3 carries its generation.
+STAMP: Final = "penstock-generation"
+#: Under which name every object carries the SHA-256 of its bytes.
+SHA256: Final = "penstock-sha256"
+#: A read whose bytes were damaged on the way is done again, this often.
+READS: Final = 2
+#: Writers that replace one name at the same time take turns, this often.
+TURNS: Final = 50
+PAGE: Final = 1000
+DELETES_AT_ONCE: Final = 16
+_RETRY: Final[RetryConfig] = {
+    "max_retries": 5,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+}
+_DENIED: Final = re.compile(r"status code: 40[13]\b")
+_LONG_BYTES: Final = 1 << 20  #: hashing more than this would hold up the event loop
+_CONNECT_S: Final = 5
+_WHOLE_S: Final = 120  #: one request, with the largest artifact on a slow line
+
+
+class NoBucket(ObjectsError):
+    """There is no such bucket, or it is not for us: waiting will not help."""
+
+
+class BucketObjects:
+    """Implements `ports.objects.Stock` on Cloud Storage, whose writes are numbered by the service."""
+
+    def __init__(self, store: GCSStore | S3Store, address: str, prefix: str) -> None:
+        """`prefix` is "" or ends with a slash: everything is kept under it."""
+        self._store = store
+        self._address = address
+        self._prefix = prefix
+
+    def probe(self) -> None:
+        """Raise `NoBucket` or `ObjectsError` unless the bucket can be listed. Blocks: for the start of a process."""
+        with self._refusing(""):
+            next(iter(obstore.list(self._store, self._prefix.rstrip("/") or None, chunk_size=1)), None)
+
+    async def put(self, path: str, data: bytes) -> int:
+        parts_of(path)
+        with self._refusing(path):
+            return await self._write(path, data, "overwrite")
+
+    async def put_new(self, path: str, data: bytes) -> int:
+        parts_of(path)
+        with self._refusing(path):
+            return await self._write(path, data, "create")
+
+    async def get(self, path: str) -> Stored | None:
+        parts_of(path)
+        with self._refusing(path):
+            for _ in range(READS):
+                try:
+                    found = await obstore.get_async(self._store, self._prefix + path)
+                    data = (await found.buffer_async()).to_bytes()
+                except FileNotFoundError as error:
+                    self._must_be_there(error)
+                    return None
+                if found.attributes.get(SHA256) in (None, await _sha256(data)):  # None: somebody else put it there
+                    return Stored(data, self._generation(found.meta["version"], found.attributes))
+        raise ObjectsError(f"{self._address}: {path}: the bytes are not those that were written; they are damaged")
+
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        return tuple(kept.path for kept in await self.survey(prefix))
+
+    async def survey(self, prefix: str) -> tuple[Kept, ...]:
+        whole = self._prefix + prefix
+        above, slash, rest = whole.rpartition("/")
+        if slash:
+            parts_of(above)
+        found: dict[str, Kept] = {}
+        with self._refusing(prefix):
+            # obstore lists folders. What is left of the prefix only says where in the folder to begin and to end.
+            behind = whole[:-1] if len(rest) > 1 else None
+            async for page in obstore.list(self._store, above or None, offset=behind, chunk_size=PAGE):
+                for each in page:
+                    if each["path"].startswith(whole):
+                        path = each["path"].removeprefix(self._prefix)
+                        found[path] = Kept(path, each["size"], each["last_modified"].timestamp())
+                    elif each["path"] > whole:
+                        return tuple(found[path] for path in sorted(found))
+        return tuple(found[path] for path in sorted(found))
+
+    async def remove(self, folder: str) -> None:
+        places = asyncio.Semaphore(DELETES_AT_ONCE)
+
+        async def one(path: str) -> None:
+            async with places:
+                try:
+                    await obstore.delete_async(self._store, self._prefix + path)
+                except FileNotFoundError as error:
+                    self._must_be_there(error)
+
+        with self._refusing(folder):
+            # Payloads put their checkpoints here themselves: their names need not be names we would give.
+            await asyncio.gather(*(one(path) for path in await self.list(folder + "/")))
+
+    async def delete(self, path: str) -> None:
+        parts_of(path)
+        with self._refusing(path):
+            try:
+                await obstore.delete_async(self._store, self._prefix + path)
+            except FileNotFoundError as error:
+                self._must_be_there(error)
+
+    async def _write(self, path: str, data: bytes, mode: PutMode) -> int:
+        about: Attributes = {SHA256: await _sha256(data)}
+        written = await obstore.put_async(
+            self._store, self._prefix + path, data, mode=mode, use_multipart=False, attributes=about
+        )
+        return self._generation(written["version"], {})
+
+    def _generation(self, version: str | None, _attributes: Mapping[str, str]) -> int:
+        if version is None or not version.isdigit():
+            raise ObjectsError(f"{self._address}: the service names no generation ({version!r}); is it Cloud Storage?")
+        return int(version)
+
+    def _must_be_there(self, error: Exception) -> None:
+        """An object that is not there is an answer; a bucket that is not there must not look like one."""
+        if "NoSuchBucket" in str(error):
+            raise NoBucket(f"{self._address}: there is no such bucket; make it, or correct the name") from error
+
+    @contextlib.contextmanager
+    def _refusing(self, path: str) -> Iterator[None]:
+        """What the library and the service refuse, in the port's words."""
+        try:
+            yield
+        except AlreadyExistsError:
+            raise AlreadyThere(path) from None
+        except (BaseError, OSError, ValueError) as error:
+            self._must_be_there(error)
+            kind = NoBucket if _DENIED.search(str(error)) else ObjectsError
+            raise kind(f"{self._address}: {path}: {_first_line(error)}") from error
+
+
+class StampedObjects(BucketObjects):
+    """The same on S3 and what speaks like it: the generation is metadata, and `now` is where it comes from."""
+
+    def __init__(self, store: S3Store, address: str, prefix: str, now: Callable[[], float]) -> None:
+        super().__init__(store, address, prefix)
+        self._now = now
+        self._last = 0
+
+    @override
+    async def put(self, path: str, data: bytes) -> int:
+        parts_of(path)
+        with self._refusing(path):
+            for _ in range(TURNS):
+                there = await self._there(path)
+                mode: PutMode = "create" if there is None else {"e_tag": there[1]}
+                try:
+                    return await self._write(path, data, mode, above=0 if there is None else there[0])
+                except (AlreadyExistsError, PreconditionError):
+                    continue  # another writer was faster, or an earlier try of ours whose answer was lost
+        raise ObjectsError(f"{self._address}: {path}: {TURNS} other writers were faster; try again")
+
+    @override
+    async def _write(self, path: str, data: bytes, mode: PutMode, above: int = 0) -> int:
+        digest = await _sha256(data)
+        generation = self._last = max(int(self._now() * 1e9), self._last + 1, above + 1)
+        await obstore.put_async(
+            self._store,
+            self._prefix + path,
+            data,
+            mode=mode,
+            use_multipart=False,
+            attributes={STAMP: str(generation), SHA256: digest},
+        )
+        return generation
+
+    async def _there(self, path: str) -> tuple[int, str] | None:
+        """Generation and tag of what is there now."""
+        try:
+            found = await obstore.get_async(self._store, self._prefix + path, options={"head": True})
+        except FileNotFoundError as error:
+            self._must_be_there(error)
+            return None
+        tag = found.meta["e_tag"]
+        if tag is None:
+            raise ObjectsError(f"{self._address}: {path}: the service names no ETag, so no write can be conditional")
+        return self._generation(None, found.attributes), tag
+
+    @override
+    def _generation(self, version: str | None, attributes: Mapping[str, str]) -> int:
+        stamp = attributes.get(STAMP, "")
+        return int(stamp) if stamp.isdigit() else 0  # 0: somebody else put it there
+
+
+def open_gcs(bucket: str, prefix: str, environment: Mapping[str, str]) -> BucketObjects:
+    """A bucket of Cloud Storage, or of the emulator that STORAGE_EMULATOR_HOST names as for Google's own clients.
+
+    Credentials are found as Google's libraries find them: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the machine's own.
+    """
+    emulator = environment.get("STORAGE_EMULATOR_HOST", "")
+    options = _client(http=bool(emulator))
+    address = f"gs://{bucket}/{prefix}"
+    if emulator:
+        url = emulator if "://" in emulator else f"http://{emulator}"
+        # A token, though nobody looks at it: without one each write would ask the metadata address for one.
+        store = GCSStore(
+            bucket, base_url=url.rstrip("/"), bearer_token="emulator", client_options=options, retry_config=_RETRY
+        )
+    else:
+        store = GCSStore(bucket, client_options=options, retry_config=_RETRY)
+    return BucketObjects(store, address.rstrip("/"), prefix)
+
+
+def open_s3(bucket: str, prefix: str, environment: Mapping[str, str], now: Callable[[], float]) -> StampedObjects:
+    """A bucket of S3 or of a server that speaks like it (AWS_ENDPOINT_URL) and has conditional writes.
+
+    Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity, or the machine's own role.
+    """
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+    config: S3Config = {"endpoint": endpoint.rstrip("/")} if endpoint else {}
+    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    if key and secret:
+        config |= {"access_key_id": key, "secret_access_key": secret}
+    store = S3Store(
+        bucket,
+        config=config,
+        region=region,
+        conditional_put="etag",
+        checksum_algorithm="SHA256",
+        disable_bulk_delete=True,
+        client_options=_client(http=endpoint.startswith("http://")),
+        retry_config=_RETRY,
+    )
+    return StampedObjects(store, f"s3://{bucket}/{prefix}".rstrip("/"), prefix, now)
+
+
+def _client(*, http: bool) -> ClientConfig:
+    return {
+        "allow_http": http,
+        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "timeout": timedelta(seconds=_WHOLE_S),
+    }
+
+
+async def _sha256(data: bytes) -> str:
+    if len(data) < _LONG_BYTES:
+        return hashlib.sha256(data).hexdigest()
+    return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    """What the library says before its dump of inner values."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:500]

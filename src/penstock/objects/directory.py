@@ -1,0 +1,327 @@
+"""A bucket on a disk: `ports.objects` over one directory, with writes that survive a crash or do not show at all.
+
+The embedded server keeps everything under its root here; agents on the same machine may read it too. Objects are plain
+files, so people can look at them. A write goes to a hidden file, is synced, gets its name by link or rename, and the
+directory is synced before anybody is told. A generation is the file's time of change, made to rise with every write of
+a name. Payloads may write below the root, so no symbolic link is ever followed and no path can leave it. It must not
+block the event loop: file work runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from errno import ELOOP, ENOENT, ENOTDIR
+from pathlib import Path
+from typing import Final
+
+from penstock.domain.admission import BadInput
+from penstock.objects.names import parts_of
+from penstock.ports.objects import AlreadyThere, Kept, ObjectsError, Stored
+
+#: Our own corner of the root: files being written, and locks. No object may be named under it.
+RESERVED: Final = ".penstock"
+#: Writers of one name take turns; so many locks keep writers of different names apart.
+STRIPES: Final = 64
+#: A hidden file that nobody has written to for this long belongs to a writer that died.
+ABANDONED_NS: Final = 3600 * 10**9
+#: A directory that was emptied and removed while a write was on its way is made again, this often.
+TRIES: Final = 20
+
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Not blocking, because somebody may have put a pipe there.
+_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+#: To a reader, a file where a folder should be, and a link in either place, mean that there is no such object.
+_NOT_HERE: Final = frozenset({ENOENT, ENOTDIR, ELOOP})
+
+#: Told of each file that was looked for, while its directory is open.
+Note = Callable[[str, os.DirEntry[str]], None]
+
+
+class DirectoryObjects:
+    """Implements `ports.objects.Stock`; any number of processes may share one root."""
+
+    def __init__(self, root: Path) -> None:
+        """Make the root if it is not there, readable by its owner only."""
+        self.root = root
+        try:
+            for folder in (root, root / RESERVED, root / RESERVED / "tmp", root / RESERVED / "locks"):
+                folder.mkdir(mode=0o700, parents=folder == root, exist_ok=True)
+            self._tmp = root / RESERVED / "tmp"
+            self._forget_abandoned()
+        except OSError as error:
+            raise ObjectsError(f"{root}: {error.strerror}; the root must be a directory that can be written") from error
+
+    async def put(self, path: str, data: bytes) -> int:
+        return await asyncio.to_thread(self._write, path, data, new=False)
+
+    async def put_new(self, path: str, data: bytes) -> int:
+        return await asyncio.to_thread(self._write, path, data, new=True)
+
+    async def get(self, path: str) -> Stored | None:
+        return await asyncio.to_thread(self._read, path)
+
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        return await asyncio.to_thread(self._list, prefix)
+
+    async def delete(self, path: str) -> None:
+        await asyncio.to_thread(self._delete, path)
+
+    async def survey(self, prefix: str) -> tuple[Kept, ...]:
+        return await asyncio.to_thread(self._survey, prefix)
+
+    async def remove(self, folder: str) -> None:
+        await asyncio.to_thread(self._remove, folder)
+
+    # --- on threads ---
+    def _write(self, path: str, data: bytes, *, new: bool) -> int:
+        *folders, name = _parts(path)
+        with _refusing(path), self._turn(path) as turn:
+            hidden = self._tmp / secrets.token_hex(16)
+            try:
+                file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(file, "wb") as writer:
+                    writer.write(data)
+                    writer.flush()
+                    generation = self._next_generation(turn, os.fstat(file).st_mtime_ns, folders, name)
+                    os.utime(file, ns=(generation, generation))
+                    os.fsync(file)
+                self._give_name(hidden, folders, name, path, new=new)
+            finally:
+                hidden.unlink(missing_ok=True)
+            os.pwrite(turn, generation.to_bytes(8), 0)
+        return generation
+
+    def _give_name(self, hidden: Path, folders: Sequence[str], name: str, path: str, *, new: bool) -> None:
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with self._folder(folders, make=True) as folder:
+                    assert folder is not None
+                    self._enter_name(hidden, folder, name, path, new=new)
+                return
+            except FileNotFoundError:
+                if not tries_left:
+                    raise  # otherwise a delete emptied a directory on the way and removed it just now: make it again
+
+    def _enter_name(self, hidden: Path, folder: int, name: str, path: str, *, new: bool) -> None:
+        try:
+            if new:
+                os.link(hidden, name, dst_dir_fd=folder)
+            else:
+                os.replace(hidden, name, dst_dir_fd=folder)
+        except FileExistsError:
+            # Whoever reads it back to see who won must not see what a power cut could still undo.
+            os.fsync(folder)
+            raise AlreadyThere(path) from None
+        os.fsync(folder)
+
+    def _next_generation(self, turn: int, now_ns: int, folders: Sequence[str], name: str) -> int:
+        """Above every earlier one of this name, deleted ones included; about the time in nanoseconds."""
+        last = int.from_bytes(os.pread(turn, 8, 0))
+        with self._folder(folders) as folder:
+            if folder is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    last = max(last, os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns)
+        return max(now_ns, last + 1)
+
+    def _read(self, path: str) -> Stored | None:
+        *folders, name = _parts(path)
+        with _refusing(path), self._folder(folders) as folder:
+            if folder is None:
+                return None
+            try:
+                file = os.open(name, _OPEN_FILE, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _NOT_HERE:
+                    return None
+                raise
+            facts = os.fstat(file)
+            if not stat.S_ISREG(facts.st_mode):
+                os.close(file)
+                return None
+            with os.fdopen(file, "rb") as reader:
+                # The file behind a name is replaced, never rewritten: bytes and generation belong together.
+                return Stored(reader.read(), facts.st_mtime_ns)
+
+    def _list(self, prefix: str) -> tuple[str, ...]:
+        found: MutableSequence[str] = []
+        self._look_through(prefix, lambda path, _: found.append(path))
+        return tuple(sorted(found))
+
+    def _survey(self, prefix: str) -> tuple[Kept, ...]:
+        found: MutableSequence[Kept] = []
+
+        def note(path: str, entry: os.DirEntry[str]) -> None:
+            with contextlib.suppress(FileNotFoundError):  # deleted since the directory was read
+                facts = entry.stat(follow_symlinks=False)
+                found.append(Kept(path, facts.st_size, facts.st_mtime))
+
+        self._look_through(prefix, note)
+        return tuple(sorted(found, key=lambda kept: kept.path))
+
+    def _look_through(self, prefix: str, note: Note) -> None:
+        above, slash, _ = prefix.rpartition("/")
+        folders = _parts(above) if slash else []
+        with _refusing(prefix), self._folder(folders) as folder:
+            if folder is not None:
+                self._walk(folder, above + slash, prefix, note)
+
+    def _walk(self, folder: int, above: str, prefix: str, note: Note) -> None:
+        """All regular files below an open directory whose path begins with `prefix`."""
+        with os.scandir(folder) as entries:
+            here = []
+            for entry in entries:
+                path, is_folder = above + entry.name, entry.is_dir(follow_symlinks=False)
+                if not is_folder and path.startswith(prefix) and entry.is_file(follow_symlinks=False):
+                    note(path, entry)  # while the directory is open: its entries are looked at through it
+                here.append((entry.name, is_folder))
+        for name, is_folder in here:
+            path = above + name
+            if path == RESERVED:
+                continue
+            if is_folder and (path.startswith(prefix) or prefix.startswith(path + "/")):
+                try:
+                    inner = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # gone or replaced since the directory was read
+                try:
+                    self._walk(inner, path + "/", prefix, note)
+                finally:
+                    os.close(inner)
+
+    def _delete(self, path: str) -> None:
+        *folders, name = _parts(path)
+        with _refusing(path), self._turn(path):
+            with self._folder(folders) as folder:
+                if folder is None:
+                    return
+                try:
+                    os.unlink(name, dir_fd=folder)
+                except FileNotFoundError:
+                    return
+                os.fsync(folder)
+            self._prune(folders)
+
+    def _remove(self, path: str) -> None:
+        """Also what is no object: payloads leave links, pipes, empty folders, and folders without any rights."""
+        *folders, name = _parts(path)
+        with _refusing(path):
+            with self._folder(folders) as folder:
+                if folder is None or not _is_folder(name, folder):
+                    return
+                _take_rights(name, folder)
+                shutil.rmtree(name, dir_fd=folder)
+                os.fsync(folder)
+            self._prune(folders)
+
+    def _prune(self, folders: Sequence[str]) -> None:
+        """Remove directories that the delete emptied: a bucket has none, and a million jobs leave a million."""
+        for depth in range(len(folders), 0, -1):
+            with self._folder(folders[: depth - 1]) as above:
+                if above is None:
+                    return
+                try:
+                    os.rmdir(folders[depth - 1], dir_fd=above)
+                except OSError:
+                    return  # not empty, or gone already: either way nothing is left to do
+
+    @contextlib.contextmanager
+    def _turn(self, path: str) -> Iterator[int]:
+        """Hold the lock of this name; the file holds the last generation given under it."""
+        lock = self.root / RESERVED / "locks" / f"{zlib.crc32(path.encode()) % STRIPES:02x}"
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)
+
+    @contextlib.contextmanager
+    def _folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int | None]:
+        """An open directory under the root, reached without following any link; None when it is not there."""
+        # The root itself may be reached through links: it is the operator's choice, not a payload's.
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                inner = _enter(folder, part, make=make)
+                if inner is None:
+                    yield None
+                    return
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _forget_abandoned(self) -> None:
+        """Remove what writers left that died half-way."""
+        probe = self._tmp / secrets.token_hex(16)
+        probe.touch(mode=0o600, exist_ok=False)
+        now_ns = probe.stat().st_mtime_ns
+        probe.unlink()
+        for hidden in self._tmp.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if now_ns - hidden.stat().st_mtime_ns > ABANDONED_NS:
+                    hidden.unlink()
+
+
+def _enter(folder: int, part: str, *, make: bool) -> int | None:
+    """Open a directory inside an open one; None when there is none. With `make` it is made, and synced, if absent."""
+    try:
+        return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
+    except OSError as error:
+        if not make and error.errno in _NOT_HERE:
+            return None
+        if not isinstance(error, FileNotFoundError):
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, 0o700, dir_fd=folder)
+        os.fsync(folder)
+    return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _take_rights(name: str, folder: int) -> None:
+    """Let the owner empty a folder and all below it, whatever rights were taken away; no link is followed."""
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)  # a handle that was opened for its name only has no other way
+        inner = os.open(".", _OPEN_DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+    try:
+        for below in os.listdir(inner):
+            if _is_folder(below, inner):
+                _take_rights(below, inner)
+    finally:
+        os.close(inner)
+
+
+def _parts(path: str) -> list[str]:
+    """A path's names, or a refusal of what could mean another place."""
+    parts = parts_of(path)
+    if parts[0] == RESERVED:
+        raise BadInput("path", path, f"begins with {RESERVED}, which is kept for the store itself", "use another name")
+    return parts
+
+
+@contextlib.contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """What the operating system refuses, in the port's words: a full disk, a lost right, a link in the way."""
+    try:
+        yield
+    except OSError as error:
+        raise ObjectsError(f"{path}: {error.strerror}") from error
