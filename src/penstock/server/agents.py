@@ -1,0 +1,324 @@
+"""Routes of agents: join, the long poll, and what to launch. Whoever else serves agents asks here whose attempt it is.
+
+A sync is taken in by `controller.agents` and answered from committed rows; when there is nothing to do it is parked at
+the bells of its slice. A credential opens only its own host, and an attempt only to the hosts of the slices that hold
+it; a closed one still takes late logs and artifacts for a while. Secrets are read here, for the one host that is about
+to run the job, and go nowhere else. It must not decide what should run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from typing import Final
+
+import msgspec
+
+from penstock.controller.jobs import NotFound
+from penstock.controller.reports import answer, rank_of, unwelcome
+from penstock.domain import catalogue, limits
+from penstock.domain.custody import SyncReply, SyncRequest
+from penstock.domain.lifecycle import LIVE_ATTEMPT_STATES
+from penstock.domain.nouns import Attempt, Command, Job, Role, Slice, Snippet
+from penstock.ports.store import Reader
+from penstock.server.auth import host_credential, join_token_fits
+from penstock.server.bells import Bells, Woken
+from penstock.server.routing import AgentHost, Call, Refusal, Route
+from penstock.server.service import Service
+from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec
+from penstock.wire.api import CommandRequest, SnippetRequest
+
+logger = logging.getLogger(__name__)
+
+#: Where gangs of the local provider meet: above what systems give out, below what they connect from by default.
+_PORTS: Final = range(20_000, 60_000)
+_ANCESTORS_MAX: Final = 1_000  #: jobs a resumed job is followed back through
+_REPEATS_KEPT: Final = 50_000  #: hosts whose last orders are remembered
+
+
+class Desk:
+    """The bells of one server, and what each host was told last."""
+
+    def __init__(self, service: Service) -> None:
+        self.bells = Bells(service.store, service.clock, lambda: service.controller.cursor)
+        self._following: asyncio.Task[None] | None = None
+        self._told: dict[tuple[str, int], tuple[SyncReply, float]] = {}
+        service.controller.on_tick(self.bells.ticked)
+
+    def follow(self) -> None:
+        """Start to follow the log, once more if a fault ended it: without bells orders would wait for the next poll."""
+        if self._following is not None and not self._following.done():
+            return
+        if self._following is not None and not self._following.cancelled():
+            logger.error("following the log failed; it starts anew", exc_info=self._following.exception())
+        self._following = asyncio.create_task(self.bells.run())
+
+    async def close(self) -> None:
+        """End the wait of whoever is parked, and stop following the log."""
+        self.bells.hush()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait((self._following,))
+
+    def repeated(self, request: SyncRequest, reply: SyncReply, now: float) -> float:
+        """How long to wait before these orders are given: nothing, unless this host was just told the same."""
+        told, at = self._told.get((request.slice, request.host), (None, 0.0))
+        return max(0.0, at + limits.SYNC_REPEAT_S - now) if told == reply else 0.0
+
+    def tell(self, request: SyncRequest, reply: SyncReply, now: float) -> SyncReply:
+        key = (request.slice, request.host)
+        self._told.pop(key, None)
+        if not quiet(reply):
+            self._told[key] = (reply, now)
+            if len(self._told) > _REPEATS_KEPT:
+                del self._told[next(iter(self._told))]
+        return reply
+
+
+def _desk(service: Service) -> Desk:
+    return service.part(Desk)
+
+
+def bells(service: Service) -> Bells:
+    """The bells of this server, following the log from now on. `wiring` may set their `on_drop`."""
+    desk = _desk(service)
+    desk.follow()
+    return desk.bells
+
+
+# --- joining ---
+async def join(service: Service, call: Call) -> Joined:
+    """A host's first call: the slice's token for the host's own credential."""
+    wanted = call.body
+    assert isinstance(wanted, Join)
+    if not join_token_fits(service.key, wanted.slice, wanted.token):
+        raise Refusal("unauthenticated", "token: is not the join token of this slice", field="token")
+    slice = await service.store.read(_slice, wanted.slice)
+    host = AgentHost(wanted.slice, wanted.host, wanted.incarnation)
+    refusal = unwelcome(slice, _request(host, wanted.provider_id))
+    if slice is None or refusal:
+        raise Refusal("forbidden", f"slice {wanted.slice}, host {wanted.host}: {refusal}")
+    shared = slice.provider == "local" and service.settings.root.startswith("file://")
+    return Joined(credential=host_credential(service.key, host), root=service.settings.root if shared else None)
+
+
+def _request(host: AgentHost, provider_id: str) -> SyncRequest:
+    return SyncRequest(slice=host.slice, provider_id=provider_id, host=host.host, incarnation=host.incarnation)
+
+
+def _slice(reader: Reader, id: str) -> Slice | None:
+    return reader.slice(id)
+
+
+# --- the long poll ---
+async def sync(service: Service, call: Call) -> SyncReply:
+    """Take in what a host observes, and answer what it should do: at once if there is anything, else when there is."""
+    body = call.body
+    assert isinstance(body, AgentSync)
+    request = body.request
+    if call.agent != (request.slice, request.host, request.incarnation):
+        raise Refusal("forbidden", "request: is of another host than the credential", field="request")
+    _hand_on_progress(service, body)
+    desk, bells_, clock = _desk(service), bells(service), service.clock
+    until = clock.steady() + min(body.wait_s, limits.SYNC_S)
+    rung, stale = bells_.rung(request.slice), bells_.stale(request.slice, request.host)
+    reply = await service.controller.agents.sync(request)
+    if stale and quiet(reply):
+        # The controller's memory may be a tick behind the order we were rung for.
+        reply = await _committed(service, request)
+    bells_.answered(request.slice, request.host, rung)
+    while True:
+        now = clock.steady()
+        rest = until - now
+        if not quiet(reply):
+            rest = min(rest, desk.repeated(request, reply, now)) if reply.welcome else 0.0
+        if rest <= 0 or service.stopping.is_set():
+            return desk.tell(request, reply, now)
+        woken = await bells_.park(request.slice, rung, rest, call.request.receive)
+        if woken is Woken.DROPPED:
+            return reply
+        if woken is Woken.RUNG:
+            rung = bells_.rung(request.slice)
+            reply = await _committed(service, request)
+            bells_.answered(request.slice, request.host, rung)
+
+
+def quiet(reply: SyncReply) -> bool:
+    """Whether a reply asks for nothing."""
+    return reply.welcome and reply.launch is None and not (reply.stop or reply.kill or reply.forget)
+
+
+async def _committed(service: Service, request: SyncRequest) -> SyncReply:
+    """The orders as they are committed now. A host that could not be taken in before is reported again."""
+    joined, reply = await service.store.read(_orders, request)
+    return reply if joined else await service.controller.agents.sync(request)
+
+
+def _orders(reader: Reader, request: SyncRequest) -> tuple[bool, SyncReply]:
+    slice = reader.slice(request.slice)
+    if slice is None:
+        return False, SyncReply(welcome=False, why="no such slice")
+    joined = bool(slice.joined) and request.host < slice.hosts and slice.joined[request.host] is not None
+    return joined, answer(reader, slice, request)
+
+
+def _hand_on_progress(service: Service, body: AgentSync) -> None:
+    """Keep what payloads last said of themselves; a host can speak only for what its slice holds."""
+    for id, said in body.progress.items():
+        attempt = service.controller.snapshot.attempts.get(id)
+        if attempt is not None and any(bound.slice == body.request.slice for bound in attempt.slices):
+            service.note_progress(id, msgspec.structs.replace(said, at=service.clock.now()))
+
+
+# --- whose attempt ---
+async def bound_attempt(
+    service: Service, call: Call, *, late: bool = False, committed: bool = False
+) -> tuple[Attempt, int]:
+    """The attempt of the path and the calling host's rank in it, if its slice holds it (or, `late`, held it just now).
+
+    What lives is in memory; what memory does not know, or knows otherwise, is read. With `committed` it is always read:
+    memory may be a tick behind.
+    """
+    host, id = call.agent, call.params["attempt"]
+    snapshot = service.controller.snapshot
+    found: tuple[Attempt | None, Slice | None] = (snapshot.attempts.get(id), snapshot.slices.get(host.slice))
+    if committed or found[0] is None or _estranged(found[0], found[1], host):
+        found = await service.store.read(_attempt_and_slice, id, host.slice)
+    attempt, slice = found
+    if attempt is None:
+        raise NotFound("attempt", id)
+    wrong = _estranged(attempt, slice, host)
+    if wrong:
+        raise Refusal("forbidden", f"attempt {id}: {wrong}")
+    if attempt.closed_at is not None and not (late and service.clock.now() - attempt.closed_at <= limits.LATE_S):
+        raise Refusal("conflict", f"attempt {id}: is closed", advice="forget it")
+    return attempt, rank_of(attempt, host.slice, host.host)
+
+
+def _estranged(attempt: Attempt, slice: Slice | None, host: AgentHost) -> str:
+    """Why a host has nothing to do with an attempt; empty when it has."""
+    if slice is None or all(bound.slice != slice.id for bound in attempt.slices):
+        return f"is not on slice {host.slice}"
+    if not (slice.joined and host.host < slice.hosts and slice.joined[host.host] == host.incarnation):
+        return "belongs to another incarnation of this host"
+    if attempt.state in LIVE_ATTEMPT_STATES and slice.attempt != attempt.id:
+        return f"is not what slice {host.slice} holds"
+    return ""
+
+
+def _attempt_and_slice(reader: Reader, attempt: str, slice: str) -> tuple[Attempt | None, Slice | None]:
+    return reader.attempt(attempt), reader.slice(slice)
+
+
+# --- what to launch ---
+class _Facts(msgspec.Struct, frozen=True):
+    attempt: Attempt
+    job: Job
+    slice: Slice
+    restore: tuple[tuple[str, int], ...]
+    root: str  #: the job that this one resumes, at the end of the chain
+
+
+async def launch(service: Service, call: Call) -> LaunchSpec:
+    """Everything this host needs to start its part of the attempt, secrets included."""
+    attempt, rank = await bound_attempt(service, call, committed=True)
+    facts = await service.store.read(_facts, attempt.id, call.agent.slice)
+    if facts is None:
+        raise NotFound("job", attempt.job)
+    spec, attempt = facts.job.spec, facts.attempt
+    accelerator = catalogue.find(facts.slice.accelerator)
+    return LaunchSpec(
+        attempt=attempt.id,
+        job=attempt.job,
+        name=spec.name,
+        team=spec.team,
+        replica=attempt.replica,
+        fence=attempt.fence,
+        stage=attempt.stage,
+        rank=rank,
+        world_size=attempt.hosts,
+        payload=_payload(facts.job),
+        timeout_s=attempt.timeout_s,
+        accelerator=facts.slice.accelerator,
+        jax_devices=max(1, accelerator.jax_devices // facts.slice.hosts),
+        coordinator=coordinator(attempt, facts.slice),
+        environment=spec.environment,
+        env=spec.env,
+        secrets=await asyncio.to_thread(_secrets, service, facts.job) if spec.secrets else {},
+        outputs=spec.outputs,
+        memory_bytes=spec.resources.memory_bytes,
+        restore=facts.restore,
+        wandb_run_id=facts.root,
+        stop_grace_s=limits.GRACE_S,
+    )
+
+
+def coordinator(attempt: Attempt, slice: Slice) -> str | None:
+    """Where the processes of a gang meet. On real TPUs JAX finds its slice by itself, and a single host needs none."""
+    if attempt.hosts < 2 or slice.provider != "local":
+        return None
+    return f"127.0.0.1:{_PORTS[zlib.crc32(attempt.id.encode()) % len(_PORTS)]}"
+
+
+def _payload(job: Job) -> SnippetRequest | CommandRequest:
+    match job.spec.payload:
+        case Snippet(code, variables, isolation):
+            return SnippetRequest(code, variables, "inline" if isolation == "inline" else "fork")
+        case Command(argv, snapshot, setup):
+            return CommandRequest(argv, snapshot, setup)
+        case task:
+            raise Refusal("conflict", f"payload: agents of this release cannot run the task {task.name!r}")
+
+
+def _secrets(service: Service, job: Job) -> dict[str, str]:
+    values = {}
+    for secret in job.spec.secrets:
+        value = service.secrets.get(job.spec.team, secret.name)
+        if value is None:
+            advice = f"tpu secret set {secret.name}"
+            raise Refusal("conflict", f"secrets: {secret.name!r} has no value", field="secrets", advice=advice)
+        values[secret.name] = value
+    return values
+
+
+def _facts(reader: Reader, attempt_id: str, slice_id: str) -> _Facts | None:
+    attempt, slice = reader.attempt(attempt_id), reader.slice(slice_id)
+    job = reader.job(attempt.job) if attempt is not None else None
+    if attempt is None or job is None or slice is None:
+        return None
+    line = _line(reader, job)
+    return _Facts(attempt, job, slice, _checkpoints(reader, attempt, line), line[-1].id)
+
+
+def _line(reader: Reader, job: Job) -> list[Job]:
+    """A job, the one it resumes, the one that resumed, and so on; purged ones end it."""
+    line = [job]
+    while line[-1].parent is not None and len(line) < _ANCESTORS_MAX:
+        found = reader.jobs((line[-1].parent,))
+        if not found:
+            break
+        line.append(found[0])
+    return line
+
+
+def _checkpoints(reader: Reader, attempt: Attempt, line: list[Job]) -> tuple[tuple[str, int], ...]:
+    """Which attempts' checkpoints may be resumed, newest first: back to the one that started from nothing."""
+    found: list[tuple[str, int]] = []
+    if attempt.stage == 0:
+        return ()
+    for job in line:
+        for each in reversed(reader.attempts_of(job.id)):
+            if each.replica != attempt.replica or (job.id == attempt.job and each.fence >= attempt.fence):
+                continue
+            found.append((job.id, each.fence))
+            if each.stage == 0:
+                return tuple(found)
+    return tuple(found)
+
+
+ROUTES: Final = (
+    Route("POST", "/v1/agent/join", join, takes=Join, gives=Joined, role=None),
+    Route("POST", "/v1/agent/sync", sync, takes=AgentSync, gives=SyncReply, role=Role.AGENT),
+    Route("GET", "/v1/agent/attempts/{attempt}/launch", launch, gives=LaunchSpec, role=Role.AGENT),
+)

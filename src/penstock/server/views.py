@@ -1,0 +1,293 @@
+"""Nouns of the domain as people see them, and what they ask for as nouns: the only place where the two meet.
+
+Handlers of `server` call these; names on the wire stay, whatever rows look like. Pure: what a view needs beside the
+noun (attempts, prices, progress) is handed in. It must not read the store nor check values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.domain import limits
+from penstock.domain.lifecycle import AttemptState
+from penstock.domain.nouns import (
+    Attempt,
+    Command,
+    Event,
+    Exit,
+    Job,
+    JobSpec,
+    Pool,
+    Queue,
+    Replicas,
+    Resources,
+    Rule,
+    Secret,
+    Slice,
+    Snippet,
+    Task,
+)
+from penstock.wire.api import (
+    AttemptView,
+    CommandRequest,
+    EventView,
+    JobRequest,
+    JobView,
+    PoolRequest,
+    PoolView,
+    ProgressView,
+    QueueRequest,
+    QueueView,
+    SliceView,
+)
+
+COMMAND_CHARACTERS = 2_000  #: of a command or snippet in a job's view: enough to know it by
+
+
+# --- jobs ---
+def spec_of(request: JobRequest, *, team: str, queue: str, user: str, on: tuple[str, ...]) -> JobSpec:
+    """What a request means, with the server's defaults filled in; `domain.admission` still has to look at it."""
+    payload: Snippet | Command
+    environment = ""
+    if isinstance(request.payload, CommandRequest):
+        setup = request.payload.setup
+        payload = Command(argv=request.payload.argv, snapshot=request.payload.snapshot, setup=setup)
+        environment = hashlib.sha256(setup.encode()).hexdigest()[:16] if setup else ""
+    else:
+        wanted = request.payload
+        payload = Snippet(code=wanted.code, variables=wanted.variables, isolation=wanted.isolation)
+    tags, env = request.tags, request.env
+    if request.array is not None:
+        array, _, index = request.array.rpartition("/")
+        tags = (*tags, f"array:{array}")
+        env = {**env, "PENSTOCK_ARRAY_ID": array, "PENSTOCK_ARRAY_INDEX": index}
+    failures = limits.FAILURE_BUDGET_DEFAULT if request.max_retries is None else request.max_retries
+    return JobSpec(
+        team=team,
+        queue=queue,
+        user=user,
+        payload=payload,
+        resources=Resources(
+            accelerators=on,
+            chips=0,
+            slices=request.slices,
+            pool=request.pool,
+            slice=request.slice,
+            zones=request.zones,
+            spot=request.spot,
+            memory_bytes=request.memory_bytes,
+        ),
+        name=request.name,
+        replicas=Replicas(request.replicas_min, request.replicas_max),
+        rule=Rule(preset=request.rule, failure_budget=failures),
+        priority=request.priority,
+        timeout_s=limits.TIMEOUT_S_DEFAULT if request.timeout_s is None else request.timeout_s,
+        expected_s=request.expected_s,
+        after=request.after,
+        tags=tags,
+        note=request.note,
+        env=env,
+        secrets=tuple(Secret(name) for name in request.secrets),
+        outputs=request.outputs,
+        environment=environment,
+    )
+
+
+def exit_code(exits: Sequence[Exit]) -> int | None:
+    """The code of the first host that failed, signals as shells count them; 0 when all went well."""
+    for exit in exits:
+        if not exit.well and (exit.code is not None or exit.signal is not None):
+            return exit.code if exit.code is not None else 128 + (exit.signal or 0)
+    return 0 if exits and all(exit.well for exit in exits) else None
+
+
+def attempt_view(attempt: Attempt) -> AttemptView:
+    return AttemptView(
+        id=attempt.id,
+        replica=attempt.replica,
+        fence=attempt.fence,
+        stage=attempt.stage,
+        state=attempt.state.value,
+        slices=tuple(bound.slice for bound in attempt.slices),
+        hosts=attempt.hosts,
+        created_at=attempt.created_at,
+        started_at=attempt.started_at,
+        closed_at=attempt.closed_at,
+        cause=attempt.cause.value if attempt.cause is not None else None,
+        evidence=attempt.evidence,
+        exit_code=exit_code(attempt.exits),
+    )
+
+
+def job_view(
+    job: Job,
+    attempts: Sequence[Attempt],
+    kind: str,
+    *,
+    progress: Mapping[str, ProgressView],
+    cost_usd: float | None,
+    whole: bool = False,
+) -> JobView:
+    """A job; with `whole` also what lists leave out. `attempts` are all of it, oldest first."""
+    spec = job.spec
+    last = attempts[-1] if attempts else None
+    started = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
+    said = [progress[attempt.id] for attempt in attempts if attempt.id in progress]
+    return JobView(
+        id=job.id,
+        name=spec.name,
+        team=spec.team,
+        queue=spec.queue,
+        user=spec.user,
+        state=job.state.value,
+        kind=kind,
+        on=spec.resources.accelerators,
+        slices=spec.resources.slices,
+        created_at=job.created_at,
+        version=job.version,
+        priority=job.priority,
+        tags=job.tags,
+        note=spec.note,
+        command=_command(job) if whole else "",
+        snapshot=spec.payload.snapshot if whole and isinstance(spec.payload, Command) else None,
+        cause=job.cause.value if job.cause is not None else None,
+        reason=job.reason,
+        exit_code=exit_code(last.exits) if last is not None else None,
+        stage=max((chain.stage for chain in job.chains), default=job.stage),
+        slice=last.slices[0].slice if last is not None and last.slices else None,
+        started_at=min(started, default=None),
+        finished_at=job.finished_at,
+        parent=job.parent,
+        cancel_requested=job.cancel_at is not None,
+        progress=max(said, key=lambda one: one.at, default=None),
+        cost_usd=cost_usd,
+        attempts=tuple(attempt_view(attempt) for attempt in attempts) if whole else (),
+    )
+
+
+def payload_kind(job: Job) -> str:
+    kinds = {Snippet: "snippet", Command: "command", Task: "task"}
+    return kinds[type(job.spec.payload)]
+
+
+def _command(job: Job) -> str:
+    payload = job.spec.payload
+    if isinstance(payload, Snippet):
+        text = payload.code
+    else:
+        text = shlex.join(payload.argv) if isinstance(payload, Command) else payload.name
+    return text if len(text) <= COMMAND_CHARACTERS else text[: COMMAND_CHARACTERS - 1] + "…"
+
+
+def cost_usd(
+    attempts: Sequence[Attempt], slices: Mapping[str, Slice], pools: Mapping[str, Pool], now: float
+) -> float | None:
+    """Slice time times price: from when an attempt got its slices until it closed. None when a price is unknown.
+
+    The machine at hand costs nothing, whatever its slices are called.
+    """
+    total = 0.0
+    for attempt in attempts:
+        until = attempt.closed_at if attempt.state is AttemptState.CLOSED and attempt.closed_at is not None else now
+        hours = max(0.0, until - attempt.created_at) / 3600
+        for bound in attempt.slices:
+            slice = slices.get(bound.slice)
+            if slice is None:
+                return None
+            if slice.provider == "local":
+                continue
+            pool = pools.get(slice.pool)
+            if pool is None or pool.usd_per_chip_hour is None:
+                return None
+            total += hours * slice.chips * pool.usd_per_chip_hour
+    return round(total, 6)
+
+
+# --- capacity ---
+def slice_view(slice: Slice, job: str | None) -> SliceView:
+    return SliceView(
+        id=slice.id,
+        team=slice.team,
+        pool=slice.pool,
+        provider=slice.provider,
+        zone=slice.zone,
+        accelerator=slice.accelerator,
+        chips=slice.chips,
+        hosts=slice.hosts,
+        state=slice.state.value,
+        spot=slice.spot,
+        attempt=slice.attempt,
+        job=job,
+        ready_at=slice.ready_at,
+        idle_since=slice.idle_since,
+        why=slice.why,
+    )
+
+
+def pool_of(name: str, request: PoolRequest, team: str, old: Pool | None) -> Pool:
+    """The pool a request describes; what it does not name stays as it was."""
+    wanted = Pool(
+        name=name,
+        team=team,
+        provider=request.provider,
+        accelerator=request.accelerator,
+        chips=0,
+        hosts=0,
+        zones=request.zones,
+        min=request.min,
+        max=request.max,
+        spot=request.spot,
+        idle_s=request.idle_s,
+    )
+    if old is None or old.deleted:
+        return wanted
+    return msgspec.structs.replace(wanted, race=old.race, per_zone=old.per_zone, teams=old.teams)
+
+
+def pool_view(pool: Pool, slices: int) -> PoolView:
+    return PoolView(
+        name=pool.name,
+        team=pool.team,
+        provider=pool.provider,
+        accelerator=pool.accelerator,
+        zones=pool.zones,
+        min=pool.min,
+        max=pool.max,
+        spot=pool.spot,
+        idle_s=pool.idle_s,
+        slices=slices,
+    )
+
+
+def queue_of(name: str, request: QueueRequest, team: str) -> Queue:
+    return Queue(
+        name=name,
+        team=team,
+        weight=request.weight,
+        quota_chips=request.quota_chips,
+        borrow_chips=request.borrow_chips,
+        band=request.band,
+        paused=request.paused,
+    )
+
+
+def queue_view(queue: Queue, waiting: int) -> QueueView:
+    return QueueView(
+        name=queue.name,
+        team=queue.team,
+        weight=queue.weight,
+        quota_chips=queue.quota_chips,
+        borrow_chips=queue.borrow_chips,
+        band=queue.band,
+        paused=queue.paused,
+        waiting=waiting,
+    )
+
+
+# --- events ---
+def event_view(event: Event) -> EventView:
+    return EventView(seq=event.seq, at=event.at, kind=event.kind, id=event.id, body=event.body)

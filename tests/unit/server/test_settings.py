@@ -1,0 +1,123 @@
+"""What people set: pools, queues, secrets, maintenance; and the server's words about itself."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.unit.server.house import House
+
+POOL: dict[str, Any] = {"accelerator": "v5e-8"}
+
+
+def test_a_pool_is_made_changed_and_deleted(house: House) -> None:
+    made = house.call("PUT", "/v1/pools/p", "admin", json=POOL).json
+    assert made == {
+        "name": "p", "team": "lab", "provider": "local", "accelerator": "v5e-8", "zones": ["local"], "min": 0,
+        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0,
+    }  # fmt: skip
+    assert house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "max": 3}).json["max"] == 3
+    assert house.get("/v1/pools/p")["max"] == 3
+    assert house.call("DELETE", "/v1/pools/p", "admin").status == 204
+    house.refused(404, "GET", "/v1/pools/p")
+    house.refused(404, "DELETE", "/v1/pools/p", "admin")
+    assert house.get("/v1/pools") == {"pools": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "field"),
+    [
+        ({"accelerator": "v5x-8"}, 400, "accelerator"),
+        ({"max": -1}, 400, "max"),
+        ({"max": 10**6}, 400, "max"),
+        ({"min": 2}, 409, "min"),
+        ({"zones": []}, 400, "zones"),
+        ({"zones": ["a", "a"]}, 400, "zones"),
+        ({"zones": ["a\n"]}, 400, "zones"),
+        ({"idle_s": -1}, 400, "idle_s"),
+        ({"provider": "moon"}, 404, "provider"),
+        ({"team": "other"}, 403, "team"),
+    ],
+)
+def test_a_bad_pool_is_refused_in_one_line(house: House, changes: dict[str, Any], status: int, field: str) -> None:
+    said = house.refused(status, "PUT", "/v1/pools/p", "admin", json={**POOL, **changes})
+    assert said["field"] == field
+    assert said["detail"].startswith(f"{field}: ")
+
+
+def test_what_a_pool_is_made_of_never_changes(house: House) -> None:
+    house.call("PUT", "/v1/pools/p", "admin", json=POOL)
+    said = house.refused(409, "PUT", "/v1/pools/p", "admin", json={"accelerator": "v4-8"})
+    assert (said["field"], said["code"]) == ("accelerator", "conflict")
+
+
+def test_what_a_request_does_not_name_stays(house: House) -> None:
+    house.pool("p", race=2, teams=("other",))
+    house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "max": 9})
+    pool = house.wait(house.store.read(lambda reader: reader.pool("p")))
+    assert pool is not None
+    assert (pool.max, pool.race, pool.teams) == (9, 2, ("other",))
+
+
+def test_a_queue_is_made_and_changed(house: House) -> None:
+    house.submit()
+    made = house.call("PUT", "/v1/queues/q", "admin", json={"weight": 2.0, "quota_chips": 8}).json
+    assert (made["weight"], made["quota_chips"], made["team"], made["waiting"]) == (2.0, 8, "lab", 0)
+    assert house.call("PUT", "/v1/queues/q", "admin", json={"paused": True}).json["paused"] is True
+    assert [queue["name"] for queue in house.get("/v1/queues")["queues"]] == ["lab", "q"]
+    assert house.get("/v1/queues/lab")["waiting"] == 1
+    said = house.refused(400, "PUT", "/v1/queues/q", "admin", json={"weight": 0})
+    assert said["field"] == "weight"
+
+
+def test_secrets_go_in_and_only_names_come_out(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    canary = "canary-5550123"
+    with caplog.at_level(logging.DEBUG):
+        assert house.call("PUT", "/v1/secrets/KEY", "admin", json={"value": canary}).status == 204
+        house.refused(400, "PUT", "/v1/secrets/KEY", "admin", json={"value": canary, "x": 1})
+        house.refused(400, "PUT", "/v1/secrets/a-b", "admin", json={"value": canary})
+        answers = [house.call("GET", path, "admin").body for path in ("/v1/secrets", "/v1/events", "/v1/server")]
+    assert house.get("/v1/secrets", "admin") == {"names": ["KEY"]}
+    assert house.get("/v1/secrets", "stranger") == {"names": []}
+    assert all(canary.encode() not in answer for answer in answers)
+    assert canary not in caplog.text
+    assert "lab/ada sets secret KEY" in caplog.text
+    assert house.call("DELETE", "/v1/secrets/KEY", "admin").status == 204
+    house.refused(404, "DELETE", "/v1/secrets/KEY", "admin")
+
+
+def test_maintenance_is_for_operators(house: House) -> None:
+    assert house.refused(403, "POST", "/v1/maintenance", "admin", json={"on": True})["code"] == "forbidden"
+    assert house.call("POST", "/v1/maintenance", "operator", json={"on": True}).json == {"on": True}
+    assert house.wait(house.store.read(lambda reader: reader.control())).maintenance
+
+
+def test_the_server_says_who_it_is_and_who_calls(house: House) -> None:
+    seen = house.get("/v1/server")
+    assert (seen["version"], seen["api"], seen["leading"]) == ("0.0.0", "v1", False)
+    assert (seen["principal"], seen["team"], seen["role"]) == ("sam", "lab", "submitter")
+    house.tick()
+    assert house.get("/v1/server")["leading"] is True
+
+
+def test_a_slice_can_be_taken_away_where_it_is_local(house: House) -> None:
+    house.pool("p", min=1)
+    house.tick()
+    (slice,) = house.get("/v1/slices")["slices"]
+    assert (slice["pool"], slice["team"], slice["state"], slice["chips"]) == ("p", "lab", "intended", 8)
+    path = f"/v1/slices/{slice['id'][:12]}/preempt"
+    assert house.refused(409, "POST", path, "admin")["field"] == "id"
+    taken: list[tuple[str, float]] = []
+
+    async def take(id: str, notice_s: float) -> None:
+        taken.append((id, notice_s))
+
+    house.service.preempt = take
+    assert house.call("POST", path, "admin", json={"notice_s": 30}).status == 204
+    assert house.call("POST", path, "admin").status == 204
+    assert taken == [(slice["id"], 30.0), (slice["id"], 0.0)]
+    house.refused(403, "POST", path, "submitter")
+    house.refused(404, "POST", path, "stranger")
+    house.refused(404, "POST", "/v1/slices/szzz/preempt", "admin")
