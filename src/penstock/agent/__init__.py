@@ -1,0 +1,1 @@
+"""What runs on a host: custody, sandboxed launch, log shipping, drain, health."""

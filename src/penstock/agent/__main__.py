@@ -1,0 +1,97 @@
+"""`python -m penstock.agent`: the agent of one host, as its provider starts it.
+
+Reads its arguments, makes the state directory and its incarnation, and runs the loop until the server no longer wants
+the host. SIGTERM ends the agent, not its payloads: the next one adopts them. `--power-off` ends what a state directory
+holds as a lost machine would, for providers whose machines are processes. It must not decide anything about jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+EXIT_REFUSED = 4
+EXIT_USAGE = 2
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def now(self) -> float:
+        return time.time()  # noqa: TID251 (a process is where time comes from)
+
+    def steady(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="penstock.agent", description=__doc__.partition("\n")[0])
+    parser.add_argument("--state", type=Path, required=True, help="this host's own directory")
+    parser.add_argument("--power-off", action="store_true", help="kill everything this directory holds, and end")
+    parser.add_argument("--server", default="", help="address of the server")
+    parser.add_argument("--slice", default="")
+    parser.add_argument("--host", type=int, default=0, help="index of this host in its slice")
+    parser.add_argument("--provider-id", default="", help="which incarnation of the slice this machine belongs to")
+    parser.add_argument("--token-file", type=Path, help="holds the join token of the slice")
+    given = parser.parse_args(argv)
+    if not given.power_off:
+        for name in ("server", "slice", "provider_id", "token_file"):
+            if not getattr(given, name):
+                parser.error(f"--{name.replace('_', '-')}: is missing")
+        if given.host < 0:
+            parser.error(f"--host: {given.host} is negative; hosts are counted from 0")
+    return given
+
+
+async def _run(given: argparse.Namespace, token: str) -> None:
+    from penstock.agent import record
+    from penstock.agent.host import Host, Place
+    from penstock.agent.link import Link
+    from penstock.agent.loop import Agent
+
+    state = given.state.resolve()
+    kept = record.load(state / "record.json") or record.Record(incarnation=secrets.token_hex(8))
+    place = Place(slice=given.slice, host=given.host, provider_id=given.provider_id)
+    agent = Agent(Host(place, state, Link(given.server), SystemClock(), kept), token)
+    running = asyncio.ensure_future(agent.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    await asyncio.wait((running,))
+    if not running.cancelled():
+        running.result()
+
+
+def main(argv: list[str]) -> int:
+    given = _arguments(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if given.power_off:
+        from penstock.agent.tree import power_off
+
+        power_off(given.state.resolve())
+        return 0
+    from penstock.agent.loop import Unjoined
+
+    try:
+        given.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = given.token_file.read_text().strip()
+        asyncio.run(_run(given, token))
+    except Unjoined as refused:
+        sys.stderr.write(f"the server will not have this host: {refused}\n")
+        return EXIT_REFUSED
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USAGE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Where everything of one attempt lies on a host's disk, and the environment its payload sees.
+
+`launch` makes a `Layout` for each attempt, `sandbox` reads from it what a payload may write. Environment variables are
+built from nothing: only names on the list below pass from the agent's own environment, so that no token and no
+credential of the agent can reach a payload by accident. It starts nothing and talks to nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from penstock.wire.agent import LaunchSpec
+
+#: What a payload inherits from the agent: how to find programs, speak the language, and use the accelerator.
+PASSED_NAMES = frozenset(
+    {
+        "PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "VIRTUAL_ENV",
+        "PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES",
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    }
+)  # fmt: skip
+PASSED_PREFIXES = ("JAX_", "TPU_", "LC_", "NVIDIA_")
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+STREAMS = ("out", "err", "log")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders and files of one attempt on one host. `home` holds all of them but what must outlive the host."""
+
+    home: Path
+    checkpoint: str  #: where this attempt saves; a path, or the address of a bucket
+    restore: str | None  #: where an earlier attempt saved
+    jax_cache: str
+
+    @property
+    def work(self) -> Path:
+        return self.home / "work"
+
+    @property
+    def output(self) -> Path:
+        return self.home / "output"
+
+    @property
+    def temporary(self) -> Path:
+        return self.home / "tmp"
+
+    @property
+    def control(self) -> Path:
+        """What agent and payload say to each other by files."""
+        return self.home / "control"
+
+    @property
+    def progress(self) -> Path:
+        return self.control / "progress"
+
+    @property
+    def stop(self) -> Path:
+        """It exists once the payload is asked to stop."""
+        return self.control / "stop"
+
+    @property
+    def result(self) -> Path:
+        """Where a snippet leaves its `ResultReport`."""
+        return self.control / "result.json"
+
+    @property
+    def spool(self) -> Path:
+        return self.home / "spool"
+
+    @property
+    def writable(self) -> tuple[Path, ...]:
+        """What the payload may write; the spool is not among it, because bytes reach it through pipes."""
+        kept = [Path(each) for each in (self.checkpoint, self.jax_cache) if "://" not in each]
+        return (self.work, self.output, self.temporary, self.control, *kept)
+
+    def stream(self, name: str) -> Path:
+        return self.spool / name
+
+    def make(self) -> None:
+        for folder in (*self.writable, self.spool):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Everything that need not outlive the attempt. What a payload made unremovable stays for the next try."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def attempt_home(state: Path, attempt: str) -> Path:
+    return state / "attempts" / attempt
+
+
+def directory_of(root: str | None) -> Path | None:
+    """The directory behind a `file://` root; None for a bucket, or when hosts go through the server."""
+    if root is None or urlsplit(root).scheme != "file":
+        return None
+    return Path(unquote(urlsplit(root).path))
+
+
+def lay_out(state: Path, root: str | None, spec: LaunchSpec) -> Layout:
+    """Where an attempt's things are. Checkpoints and compiled code lie under the root: the next host needs them."""
+    directory = directory_of(root)
+    if directory is not None:
+        jobs = str(directory / "jobs")
+    elif root is not None:
+        jobs = f"{root.rstrip('/')}/jobs"
+    else:
+        jobs = str(state / "jobs")
+    return Layout(
+        home=attempt_home(state, spec.attempt),
+        checkpoint=f"{jobs}/{spec.job}/checkpoints/{spec.fence}",
+        restore=_restore(jobs, spec),
+        jax_cache=f"{jobs}/{spec.job}/jax-cache",
+    )
+
+
+def _restore(jobs: str, spec: LaunchSpec) -> str | None:
+    """The newest earlier attempt that saved anything: one that died before its first checkpoint leaves none."""
+    folders = [f"{jobs}/{job}/checkpoints/{fence}" for job, fence in spec.restore]
+    if "://" in jobs:  # nothing here can list a bucket; the payload's own library can
+        return folders[0] if folders else None
+    return next((each for each in folders if Path(each).is_dir() and any(Path(each).iterdir())), None)
+
+
+def environment(
+    spec: LaunchSpec, layout: Layout, own: Mapping[str, str], *, devices: bool, deadline: float
+) -> dict[str, str]:
+    """The payload's environment. What the user gave wins over what passes; what the contract names wins over all.
+
+    `own` is the agent's environment, `devices` whether real accelerators are here, `deadline` seconds since the epoch.
+    """
+    env = {name: value for name, value in own.items() if name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)}
+    env.setdefault("PATH", DEFAULT_PATH)
+    env.setdefault("LANG", "C.UTF-8")
+    env |= {"HOME": str(layout.work), "TMPDIR": str(layout.temporary), "PYTHONUNBUFFERED": "1", "USER": "payload"}
+    if not devices:
+        env["JAX_PLATFORMS"] = "cpu"
+        count = "--xla_force_host_platform_device_count"
+        kept = [flag for flag in env.get("XLA_FLAGS", "").split() if not flag.startswith(count)]
+        env["XLA_FLAGS"] = " ".join([*kept, f"{count}={spec.jax_devices}"])
+    env |= {**spec.env, **spec.secrets}
+    env |= {
+        "PENSTOCK_JOB_ID": spec.job,
+        "PENSTOCK_TEAM": spec.team,
+        "PENSTOCK_ATTEMPT": spec.attempt,
+        "PENSTOCK_FENCE": str(spec.fence),
+        "PENSTOCK_STAGE": str(spec.stage),
+        "PENSTOCK_RANK": str(spec.rank),
+        "PENSTOCK_WORLD_SIZE": str(spec.world_size),
+        "PENSTOCK_DEADLINE": f"{deadline:.3f}",
+        "PENSTOCK_CHECKPOINT_DIR": layout.checkpoint,
+        "PENSTOCK_OUTPUT_DIR": str(layout.output),
+        "PENSTOCK_PROGRESS_FILE": str(layout.progress),
+        "PENSTOCK_STOP_FILE": str(layout.stop),
+    }
+    env.setdefault("JAX_COMPILATION_CACHE_DIR", layout.jax_cache)
+    if spec.wandb_run_id:
+        env.setdefault("WANDB_RUN_ID", spec.wandb_run_id)
+    if layout.restore is not None:
+        env["PENSTOCK_RESTORE_DIR"] = layout.restore
+    if spec.coordinator is not None:
+        env |= {
+            "PENSTOCK_COORDINATOR": spec.coordinator,
+            "JAX_COORDINATOR_ADDRESS": spec.coordinator,
+            "JAX_NUM_PROCESSES": str(spec.world_size),
+            "JAX_PROCESS_ID": str(spec.rank),
+        }
+    return env
+
+
+def read_progress(path: Path) -> dict[str, object] | None:
+    """What the payload last said about itself; None while it said nothing, or nothing that can be read.
+
+    It is the payload's file: anything may be in it, and a bad line is the payload's loss, never the agent's.
+    """
+    try:
+        lines = path.read_bytes()[-65536:].strip().splitlines()
+        said = json.loads(lines[-1]) if lines else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None

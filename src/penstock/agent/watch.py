@@ -1,0 +1,101 @@
+"""Watches whether a payload gets on: reads what it says of itself, and notices when it has stopped to say anything.
+
+`course` runs one per attempt. A payload that never reports is never suspected; one that does is held against its own
+usual pace. What a stall means is not decided here: the stacks go to the log, so that somebody can see where it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.agent.launch import Running
+from penstock.agent.layout import read_progress
+from penstock.wire.api import ProgressView
+
+LOOK_S = 0.5
+STEPS_KEPT = 32
+STEPS_LEAST = 5  #: fewer are no habit: the first ones compile
+STALL_FACTOR = 20.0
+STALL_LEAST_S = 120.0
+
+
+class Watch:
+    """What one payload said, and when."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self.said: ProgressView | None = None
+        self.open_units: int | None = None
+        self._moved_at: float | None = None
+        self._paces: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._dumped = False
+        self._seen = (0, 0)
+
+    async def follow(self, running: Running, say: Callable[[str], None], poke: Callable[[], None]) -> None:
+        """Look twice a second, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.look():
+                poke()
+            stalled_s = self.stalled_s()
+            if stalled_s is not None and not self._dumped:
+                self._dumped = True
+                told = await asyncio.to_thread(running.dump)
+                stacks = "stacks follow" if told else "no process prints its stacks on SIGUSR1"
+                say(f"no progress for {stalled_s:.0f} s, usually {self.usual_s():.1f} s; {stacks}")
+
+    def look(self) -> bool:
+        """Read what it says; whether that is new."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        if (found.st_mtime_ns, found.st_size) == self._seen:
+            return False
+        self._seen = (found.st_mtime_ns, found.st_size)
+        said = read_progress(self._path)
+        done = _number(said.get("done")) if said is not None else None
+        if said is None or done is None:
+            return False
+        if self.said is None or done != self.said.done:
+            self._moved()
+        metrics = said.get("metrics")
+        named = {str(name): _number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+        numbers = {name: number for name, number in named.items() if number is not None}
+        self.said = ProgressView(done=done, total=_number(said.get("total")), metrics=numbers)
+        units = said.get("open_units")
+        self.open_units = units if isinstance(units, int) and units >= 0 else self.open_units
+        return True
+
+    def stalled_s(self) -> float | None:
+        """For how long nothing moved, if that is far beyond the usual."""
+        if self._moved_at is None or len(self._paces) < STEPS_LEAST:
+            return None
+        still_s = self._clock() - self._moved_at
+        return still_s if still_s > max(STALL_LEAST_S, STALL_FACTOR * self.usual_s()) else None
+
+    def usual_s(self) -> float:
+        return sorted(self._paces)[len(self._paces) // 2]
+
+    def _moved(self) -> None:
+        now = self._clock()
+        if self._moved_at is not None:
+            self._paces.append(now - self._moved_at)
+        self._moved_at = now
+        self._dumped = False
+
+
+def _number(value: object) -> float | None:
+    """A finite number, whatever the payload wrote."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

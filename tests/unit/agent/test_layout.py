@@ -1,0 +1,97 @@
+"""Layout: where an attempt's things lie, what it may restore, and exactly what its environment holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.agent.layout import directory_of, environment, lay_out, read_progress
+from penstock.wire.agent import LaunchSpec
+from penstock.wire.api import CommandRequest
+
+
+def a_spec(**changed: Any) -> LaunchSpec:
+    given: dict[str, Any] = {
+        "attempt": "a1", "job": "j1", "name": "", "team": "red", "replica": 0, "fence": 3, "stage": 1, "rank": 1,
+        "world_size": 4, "payload": CommandRequest(("true",)), "timeout_s": 60.0, "accelerator": "v5e-8",
+        "jax_devices": 8, "coordinator": None, "wandb_run_id": "j0",
+    }  # fmt: skip
+    return LaunchSpec(**{**given, **changed})
+
+
+def test_what_must_outlive_the_host_lies_under_the_root(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path / "state", (tmp_path / "a root").as_uri(), a_spec())
+    assert layout.checkpoint == str(tmp_path / "a root/jobs/j1/checkpoints/3")
+    assert layout.work == tmp_path / "state/attempts/a1/work"
+    layout.make()
+    assert Path(layout.checkpoint).is_dir()
+    layout.remove()
+    assert Path(layout.checkpoint).is_dir()
+    assert not layout.home.exists()
+
+
+def test_the_newest_attempt_that_saved_anything_is_restored(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    (folder / "j1/checkpoints/2").mkdir(parents=True)
+    (folder / "j0/checkpoints/7/step").mkdir(parents=True)
+    spec = a_spec(restore=(("j1", 2), ("j1", 1), ("j0", 7)))
+    assert lay_out(tmp_path, tmp_path.as_uri(), spec).restore == str(folder / "j0/checkpoints/7")
+    assert lay_out(tmp_path, tmp_path.as_uri(), a_spec()).restore is None
+
+
+def test_a_bucket_is_addressed_as_one(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path, "gs://bucket/team/", a_spec(restore=(("j0", 7),)))
+    assert layout.checkpoint == "gs://bucket/team/jobs/j1/checkpoints/3"
+    assert layout.restore == "gs://bucket/team/jobs/j0/checkpoints/7"
+    assert all(path.is_relative_to(tmp_path) for path in layout.writable)
+    assert directory_of("gs://bucket") is None
+
+
+OWN = {
+    "PATH": "/bin", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "canary", "GOOGLE_APPLICATION_CREDENTIALS": "canary",
+    "PENSTOCK_TOKEN": "canary", "PENSTOCK_HOME": "canary", "JAX_ENABLE_X64": "1", "TPU_TOPOLOGY": "2x2",
+    "LIBTPU_INIT_ARGS": "--a", "XLA_FLAGS": "--b --xla_force_host_platform_device_count=3", "SSH_AUTH_SOCK": "canary",
+}  # fmt: skip
+
+
+def env_of(spec: LaunchSpec, *, devices: bool = False) -> dict[str, str]:
+    layout = lay_out(Path("/state"), "file:///root", spec)
+    return environment(spec, layout, OWN, devices=devices, deadline=1234.5)
+
+
+def test_nothing_of_the_agents_own_secrets_passes_and_what_jax_needs_does() -> None:
+    env = env_of(a_spec(env={"MINE": "1", "PENSTOCK_RANK": "99"}, secrets={"KEY": "value"}))
+    assert "canary" not in env.values()
+    assert (env["JAX_ENABLE_X64"], env["TPU_TOPOLOGY"], env["LIBTPU_INIT_ARGS"]) == ("1", "2x2", "--a")
+    assert env["XLA_FLAGS"] == "--b --xla_force_host_platform_device_count=8"
+    assert (env["MINE"], env["KEY"], env["JAX_PLATFORMS"], env["WANDB_RUN_ID"]) == ("1", "value", "cpu", "j0")
+    assert env["PENSTOCK_RANK"] == "1", "the contract wins"
+    assert env["PENSTOCK_DEADLINE"] == "1234.500"
+    assert "PENSTOCK_COORDINATOR" not in env
+    assert "PENSTOCK_RESTORE_DIR" not in env
+
+
+def test_with_real_devices_jax_finds_them_itself() -> None:
+    env = env_of(a_spec(), devices=True)
+    assert "JAX_PLATFORMS" not in env
+    assert env["XLA_FLAGS"] == OWN["XLA_FLAGS"]
+
+
+def test_a_gang_knows_where_to_meet() -> None:
+    env = env_of(a_spec(coordinator="127.0.0.1:2000"))
+    met = (env["JAX_COORDINATOR_ADDRESS"], env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"], env["PENSTOCK_COORDINATOR"])
+    assert met == ("127.0.0.1:2000", "4", "1", "127.0.0.1:2000")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b"null", b'"x"'])
+def test_a_progress_file_may_hold_anything(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "progress").write_bytes(text)
+    assert read_progress(tmp_path / "progress") is None
+
+
+def test_the_last_word_counts(tmp_path: Path) -> None:
+    assert read_progress(tmp_path / "progress") is None
+    (tmp_path / "progress").write_text('{"done": 1}\n{"done": 2}\n')
+    assert read_progress(tmp_path / "progress") == {"done": 2}

@@ -1,0 +1,66 @@
+"""The watch: what counts as progress, and when its absence is worth a stack dump."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.agent.watch import STALL_LEAST_S, STEPS_LEAST, Watch
+
+
+class Payload:
+    """Writes progress at times of the test's choosing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "progress"
+        self.now = 100.0
+        self.watch = Watch(self.path, lambda: self.now)
+        self._written = 0
+
+    def say(self, **said: object) -> bool:
+        self._written += 1
+        self.path.write_text(json.dumps(said) + " " * self._written)  # the size differs though the clock may not
+        return self.watch.look()
+
+
+def test_what_it_says_is_taken_as_far_as_it_makes_sense(tmp_path: Path) -> None:
+    payload = Payload(tmp_path)
+    assert not payload.watch.look()
+    assert payload.say(done=1, total=4, metrics={"loss": 0.5, "name": "x", "bad": 10**400, "flag": True}, open_units=7)
+    said = payload.watch.said
+    assert said is not None
+    assert (said.done, said.total, said.metrics) == (1.0, 4.0, {"loss": 0.5})
+    assert payload.watch.open_units == 7
+    assert not payload.watch.look(), "nothing is new"
+    for nonsense in ("x", None, True, float("nan"), [1]):
+        assert not payload.say(done=nonsense)
+    assert payload.say(done=2, open_units=-1, metrics=[1])
+    assert payload.watch.open_units == 7
+
+
+def test_only_a_payload_that_had_a_pace_can_stall(tmp_path: Path) -> None:
+    payload = Payload(tmp_path)
+    payload.say(done=0)
+    payload.now += 10_000
+    assert payload.watch.stalled_s() is None
+    for step in range(STEPS_LEAST):
+        payload.now += 60.0
+        payload.say(done=step + 1)
+    assert payload.watch.usual_s() == 60.0
+    payload.now += 19 * 60.0
+    assert payload.watch.stalled_s() is None
+    payload.now += 2 * 60.0
+    assert payload.watch.stalled_s() == 21 * 60.0
+
+
+def test_quick_steps_do_not_make_it_nervous(tmp_path: Path) -> None:
+    payload = Payload(tmp_path)
+    for step in range(STEPS_LEAST + 1):
+        payload.now += 0.1
+        payload.say(done=step)
+    payload.now += STALL_LEAST_S
+    assert payload.watch.stalled_s() is None
+    payload.now += 1
+    assert payload.watch.stalled_s() is not None
+    payload.say(done=100)
+    assert payload.watch.stalled_s() is None
