@@ -1,0 +1,57 @@
+"""Tells Penstock how far the job is: `tpu ps`, `tpu watch` and the API show it live.
+
+User code calls `progress` as often as it likes, from any thread. The last word counts: it is written to a file that the
+agent reads with each sync, whole or not at all, so a reader never sees half of it. It must never break the program it
+reports on: a file that cannot be written is not an error of the training run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+
+_lock = threading.Lock()
+
+
+def progress(done: float, total: float | None = None, **metrics: float) -> None:
+    """Say that `done` of `total` steps (or epochs, or examples) are done, with any numbers worth watching.
+
+    Outside of Penstock it does nothing. Numbers may be of any type that `float` takes, such as a JAX or numpy scalar;
+    those that are not finite are left out, because JSON has none.
+    """
+    path = os.environ.get("PENSTOCK_PROGRESS_FILE")
+    if not path:
+        return
+    said = {
+        "done": float(done),
+        "total": None if total is None else float(total),
+        "metrics": {name: number for name, value in metrics.items() if math.isfinite(number := float(value))},
+        "at": time.time(),  # noqa: TID251 (the user's program has no clock port)
+    }
+    with _lock:
+        _replace(path, json.dumps(said))
+
+
+def _replace(path: str, text: str) -> None:
+    partial = f"{path}.{os.getpid()}.part"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:  # noqa: PTH123 (pathlib costs ten times this call)
+            file.write(text)
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as error:
+        _complain_once(error)
+
+
+_complained = threading.Event()
+
+
+def _complain_once(error: OSError) -> None:
+    """One warning: a full disk must not fill the log as well."""
+    if not _complained.is_set():
+        _complained.set()
+        import warnings
+
+        warnings.warn(f"progress is not reported: {error}", RuntimeWarning, stacklevel=4)
