@@ -22,12 +22,19 @@ from penstock import __version__
 
 
 class ExitCode(IntEnum):
-    """What the shell sees. README.md explains these to users; the numbers never change meaning."""
+    """What the shell sees of Penstock itself; the numbers never change meaning. README.md explains them to users.
+
+    A refusal of the server has the code that `wire.problems` gives it, which is one of these. A job that was waited for
+    has its own code, or that of its cause: docs/reference/cli.md.
+    """
 
     OK = 0
     CHECK_FAILED = 1
     BAD_INPUT = 2
     NOT_AVAILABLE = 3
+    NOT_ALLOWED = 4
+    NOT_FOUND = 5
+    CONFLICT = 6
     FAULT = 70
     INTERRUPTED = 130
     CLOSED_PIPE = 141
@@ -41,10 +48,44 @@ class LazyCommand(NamedTuple):
     section: str
 
 
+RUN = "Run"
+LOOK = "Look at jobs"
+CHANGE = "Change jobs"
+CAPACITY = "Capacity"
+SERVER = "Server"
+ONCE = "Set up once"
 LOOK_UP = "Look up"
 PROVE = "Prove"
 
+
 COMMANDS: dict[str, LazyCommand] = {
+    "run": LazyCommand("penstock.cli.run:run", "Freeze a directory, run a program on it, show its logs.", RUN),
+    "exec": LazyCommand("penstock.cli.execute:execute", "Run a snippet of Python and print its result.", RUN),
+    "ps": LazyCommand("penstock.cli.jobs:ps", "List jobs.", LOOK),
+    "watch": LazyCommand("penstock.cli.watch:watch", "Keep the list of jobs on the screen.", LOOK),
+    "show": LazyCommand("penstock.cli.jobs:show", "One job: how it stands, its attempts, what went wrong.", LOOK),
+    "logs": LazyCommand("penstock.cli.logs:logs", "What a job wrote, now or as it comes.", LOOK),
+    "result": LazyCommand("penstock.cli.jobs:result", "The result and the artifacts of a job.", LOOK),
+    "why": LazyCommand("penstock.cli.jobs:why", "Why a job is not running, and what would help.", LOOK),
+    "events": LazyCommand("penstock.cli.jobs:events", "What happened to a job, or to all.", LOOK),
+    "cancel": LazyCommand("penstock.cli.life:cancel", "Stop jobs.", CHANGE),
+    "kill": LazyCommand("penstock.cli.life:kill", "Stop jobs and wait until they have ended.", CHANGE),
+    "resume": LazyCommand("penstock.cli.life:resume", "Go on with an ended job from its last checkpoint.", CHANGE),
+    "rerun": LazyCommand("penstock.cli.life:rerun", "Do a job again from nothing.", CHANGE),
+    "tag": LazyCommand("penstock.cli.life:tag", "Add tags to a job, or take them away.", CHANGE),
+    "slices": LazyCommand("penstock.cli.pools:slices", "What capacity there is, who uses it, what is free.", CAPACITY),
+    "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, set, rm.", CAPACITY),
+    "queues": LazyCommand("penstock.cli.pools:queues", "Where jobs wait and how teams share: list, set.", CAPACITY),
+    "local": LazyCommand("penstock.cli.local:local", "Slices of this machine: ls, preempt.", CAPACITY),
+    "serve": LazyCommand("penstock.cli.serve:serve", "Run the server: API, controller and local slices.", SERVER),
+    "down": LazyCommand("penstock.cli.serve:down", "Stop the server of this machine.", SERVER),
+    "config": LazyCommand("penstock.cli.config:config", "What is set, and where each value came from.", SERVER),
+    "alias": LazyCommand("penstock.cli.aliases:alias", "Short names of overrides: lr=0.01.", ONCE),
+    "dir": LazyCommand("penstock.cli.aliases:directories", "Numbered working directories.", ONCE),
+    "settings": LazyCommand("penstock.cli.aliases:settings", "What commands do when an option is not given.", ONCE),
+    "secret": LazyCommand("penstock.cli.secrets:secret", "Values that jobs see by name: set, ls, rm.", ONCE),
+    "completion": LazyCommand("penstock.cli.completion:completion", "Completion for bash, zsh or fish.", ONCE),
+    "tldr": LazyCommand("penstock.cli.tldr:tldr", "Everything for a working day, on one screen.", LOOK_UP),
     "catalog": LazyCommand(
         "penstock.cli.catalog:catalog", "Accelerators: names, topologies, hosts, zones, prices.", LOOK_UP
     ),
@@ -53,13 +94,49 @@ COMMANDS: dict[str, LazyCommand] = {
         "penstock.cli.classify:classify", "Say why a run failed, from its exit code, signal or log.", LOOK_UP
     ),
     "sim": LazyCommand("penstock.cli.sim:sim", "Run the real controller in a simulated world, with faults.", PROVE),
+    "emulator": LazyCommand("penstock.cli.emulator:emulator", "A cloud's API on this machine: gcs.", PROVE),
     "doctor": LazyCommand(
-        "penstock.cli.doctor:doctor", "Check a store: schema, rows, counters, one live attempt per replica.", PROVE
+        "penstock.cli.doctor:doctor", "Which walls stand around jobs here; whether a store is sound.", PROVE
     ),
 }
 
+# What the older `tpu` tool called it; docs/howto/from-tpu-manager.md has the whole table.
+FORMER_NAMES = {
+    "add-tag": "tag",
+    "apply": "pools set",
+    "check": "ps",
+    "check-rules": "rules",
+    "check-status": "slices",
+    "clear-all": "ps --state live",
+    "del-config-alias": "alias rm",
+    "del-dir": "dir rm",
+    "delete": "pools rm",
+    "dequeue": "cancel",
+    "describe": "slices",
+    "find": "slices",
+    "get-settings": "settings",
+    "kill-job": "kill",
+    "ls": "dir",
+    "monitor": "watch",
+    "queue": "run --detach",
+    "reapply": "pools set",
+    "reset-settings": "settings reset",
+    "set-cur": "dir set",
+    "set-dir": "dir set",
+    "set-settings": "settings set",
+    "swap-dir": "dir swap",
+    "vq": "ps --state queued",
+}
+
 # Which extra brings a module that the bare install does not have.
-EXTRA_OF_MODULE = {"apsw": "server", "psycopg": "postgres"}
+EXTRA_OF_MODULE = {
+    "apsw": "server",
+    "starlette": "server",
+    "uvicorn": "server",
+    "uvloop": "server",
+    "httptools": "server",
+    "psycopg": "postgres",
+}
 
 # Set to 1 to see the full trace of a fault instead of one line.
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
@@ -90,6 +167,8 @@ class LazyGroup(click.Group):
         name = args[0]
         # Click would compare only with the commands it has loaded, which here are none.
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            if name in FORMER_NAMES:
+                raise click.exceptions.UsageError(f"{name!r} is now `tpu {FORMER_NAMES[name]}`", ctx)
             raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
@@ -103,7 +182,20 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="penstock %(version)s")
 def tpu() -> None:
-    """Penstock feeds work to TPUs and never loses any of it."""
+    """Penstock feeds work to TPUs and never loses any of it.
+
+    \b
+    tpu run train.py lr=0.01           freeze this directory, run it, show its logs
+    tpu exec -c 'result = jax.devices()[0].device_kind'
+    tpu ps                             what runs and what ended lately
+    tpu logs -f ID                     return to a job; Ctrl-C leaves it running
+    tpu tldr                           the rest, on one screen
+    """
+
+
+def _colour() -> bool | None:
+    """Colours on terminals only (None lets click look), and nowhere when NO_COLOR is set to anything."""
+    return False if os.environ.get("NO_COLOR") else None
 
 
 def _one_line(text: str) -> str:
@@ -143,7 +235,7 @@ def run(args: Sequence[str], program: str = "tpu") -> int:
         tpu.main(list(args), prog_name=program)  # the shell asks for completions; click answers and exits
     try:
         # Not `tpu.main`: it turns a closed pipe into exit code 1, which here means that a check failed.
-        with tpu.make_context(program, list(args)) as context:
+        with tpu.make_context(program, list(args), color=_colour()) as context:
             tpu.invoke(context)
         # Flush here, so that a closed pipe is met inside the try and not in the interpreter's shutdown.
         sys.stdout.flush()

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from penstock import __version__
-from penstock.cli.main import COMMANDS, ExitCode, run, tpu
+from penstock.cli.main import COMMANDS, FORMER_NAMES, ExitCode, run, tpu
 
 Fail = Callable[[BaseException], None]
 
@@ -68,10 +68,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["catlog"]) == ExitCode.BAD_INPUT
+    assert run(["cataloge"]) == ExitCode.BAD_INPUT
     streams = capsys.readouterr()
     assert streams.out == ""
-    assert streams.err == "tpu: No such command 'catlog'. Did you mean 'catalog'? (see `tpu --help`)\n"
+    assert streams.err == "tpu: No such command 'cataloge'. Did you mean 'catalog'? (see `tpu --help`)\n"
+
+
+def test_a_name_of_the_older_tool_leads_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["monitor", "xibo"]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == "tpu: 'monitor' is now `tpu watch` (see `tpu --help`)\n"
+    assert not FORMER_NAMES.keys() & COMMANDS.keys()
+    assert {name.partition(" ")[0] for name in FORMER_NAMES.values()} <= COMMANDS.keys()
 
 
 def test_unknown_command_near_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:

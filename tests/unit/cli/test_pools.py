@@ -1,0 +1,117 @@
+"""`tpu pools`, `queues`, `slices`, `secret`: what is sent and shown; secrets are neither shown nor typed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import run
+from penstock.wire.api import SliceView
+from tests.unit.cli.stand_in import StandIn
+
+CANARY = "canary-8c1f"
+
+
+def test_pools_are_made_listed_and_removed(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pools"]) == 0
+    assert "tpu pools set NAME" in capsys.readouterr().out
+    options = "--on v5e-8 --min 1 --max 4 --spot --zone a --zone b --provider tpu_vm --idle 5m"
+    assert run(["pools", "set", "big", *options.split()]) == 0
+    pool = server.pools["big"]
+    assert (pool.accelerator, pool.min, pool.max, pool.spot, pool.zones, pool.provider, pool.idle_s) == (
+        "v5e-8", 1, 4, True, ("a", "b"), "tpu_vm", 300.0,
+    )  # fmt: skip
+    assert run(["pools"]) == 0
+    assert "0 of 1..4" in capsys.readouterr().out
+    assert run(["pools", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "big"
+    assert run(["pools", "rm", "big"]) == 0
+    assert run(["pools", "rm", "big"]) == 5
+    assert server.pools == {}
+
+
+def test_queues_are_made_and_listed(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["queues", "set", "night", "--weight", "2", "--quota", "64", "--paused"]) == 0
+    queue = server.queues["night"]
+    assert (queue.weight, queue.quota_chips, queue.borrow_chips, queue.paused) == (2.0, 64, None, True)
+    capsys.readouterr()
+    assert run(["queues"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["night", "0", "64", "-", "2", "0", "paused", "lab"]
+
+
+def test_slices_say_who_uses_them(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    for id, state, job in (("s1", "ready", "j1"), ("s2", "ready", None), ("s3", "creating", None)):
+        server.slices.append(
+            SliceView(
+                id=id,
+                team="lab",
+                pool="big",
+                provider="local",
+                zone="local",
+                accelerator="v5e-8",
+                chips=8,
+                hosts=1,
+                state=state,
+                job=job,
+            )
+        )
+    assert run(["slices"]) == 0
+    used = {line.split()[0]: line.split()[7] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert used == {"s1": "j1", "s2": "free", "s3": "-"}
+    assert run(["slices", "--state", "creating", "--json"]) == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)] == ["s3"]
+
+
+@pytest.mark.parametrize(
+    ("data", "value"), [(f"{CANARY}\n", CANARY), (CANARY, CANARY), (f"{CANARY}\n\n", f"{CANARY}\n")]
+)
+def test_a_secret_comes_from_standard_input(
+    data: str, value: str, server: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
+    assert run(["secret", "set", "KEY"]) == 0
+    assert server.secrets == {"KEY": value}
+    streams = capsys.readouterr()
+    assert CANARY not in streams.out + streams.err
+
+
+def test_a_secret_comes_from_a_file_as_it_is(server: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{CANARY}\n")
+    assert run(["secret", "set", "KEY", "--file", str(tmp_path / "key")]) == 0
+    assert server.secrets == {"KEY": f"{CANARY}\n"}
+
+
+@pytest.mark.parametrize(
+    ("args", "data", "told"),
+    [
+        (["KEY", CANARY], b"", "a value on the command line is seen by everybody"),
+        (["KEY"], b"", "the value of KEY is empty"),
+        (["KEY"], b"\xff\xfe", "is not UTF-8 text"),
+        (["KEY"], CANARY.encode() * 10_000, "is over 65536 characters"),
+    ],
+)
+def test_a_bad_secret_is_refused_without_being_shown(
+    args: list[str],
+    data: bytes,
+    told: str,
+    server: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert run(["secret", "set", *args]) == 2
+    streams = capsys.readouterr()
+    assert told in streams.err
+    assert CANARY not in streams.out + streams.err
+    assert server.secrets == {}
+
+
+def test_secrets_are_listed_by_name_and_removed(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    server.secrets = {"A": CANARY, "B": CANARY}
+    assert run(["secret", "ls"]) == 0
+    assert capsys.readouterr().out == "A\nB\n"
+    assert run(["secret", "rm", "A"]) == 0
+    assert server.secrets == {"B": CANARY}
