@@ -6,7 +6,7 @@ so that importing any part of the package costs only that part. `ARCHITECTURE.md
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Name -> module and what it is called there; a module that is called so itself is meant as a whole.
 _WHERE = {
