@@ -8,6 +8,7 @@ hide, never to a file. It must not decide what the end of a payload means.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from typing import TYPE_CHECKING, Protocol
@@ -70,9 +71,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.spec.payload, SnippetRequest) and self.spec.payload.isolation == "inline"
 
 
-async def prepare(host: Host, attempt: str) -> Prepared:
+async def prepare(host: Host, attempt: str, given: LaunchSpec | None = None) -> Prepared:
     """All that can be done before the payload starts. May be cancelled, and repeated by the next agent."""
-    spec = await _fetch(host, attempt)
+    spec = given if given is not None and given.attempt == attempt else await _fetch(host, attempt)
     layout = lay_out(host.state, host.root, spec)
     try:
         layout.make()
@@ -128,7 +129,9 @@ async def start(host: Host, ready: Prepared) -> Running:
 
 def group_of(host: Host, attempt: str, bounds: Limits) -> cgroups.Group | None:
     """The control group of an attempt, and a note of it for whoever has to end this host."""
-    name = f"{host.place.slice}-{host.place.host}-{attempt}"
+    # Two installations, or two copies of one, may share a machine and even names; their groups never.
+    whose = hashlib.sha256(str(host.state.resolve()).encode()).hexdigest()[:8]
+    name = f"{host.place.slice}-{host.place.host}-{attempt}-{whose}"
     group = cgroups.make(_probe().groups, name, memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
     if group is not None:
         home = host.state / "attempts" / attempt

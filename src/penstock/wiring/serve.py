@@ -35,6 +35,7 @@ from penstock.server.auth import Tokens, join_token
 from penstock.server.routing import Refusal
 from penstock.server.secret_files import SecretFiles
 from penstock.server.service import Service, Settings
+from penstock.wiring.caches import HostCaches
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.home import TEAM, Home, Unusable, locked
 from penstock.wiring.roots import open_objects
@@ -187,6 +188,7 @@ def _build(
             providers=tuple(capacities),
         ),
         preempt=_preempting(local) if local is not None else None,
+        caches=HostCaches(home.path / "cache", local) if local is not None else None,
     )
     return service, local
 
@@ -214,6 +216,8 @@ async def _background(
     service: Service, local: LocalCapacity | None, http: _Http
 ) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
     """What runs beside requests. If any of it ends, the process must: half a server is worse than none."""
+    with contextlib.suppress(StoreError):  # the first caller shall find its queue; if the store is away, it is tried on
+        await service.welcome_teams()
     coroutines = {"controller": service.controller.run(), "teams": _welcome_teams(service)}
     if local is not None:
         coroutines["local capacity"] = local.run()
