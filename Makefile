@@ -42,7 +42,7 @@ walls:
 
 .PHONY: test
 test: setup walls ## all tests, with a throwaway PostgreSQL
-	tools/with_postgres $(BIN)/pytest -n 2 $(ARGS)
+	tools/with_postgres $(BIN)/pytest -n 2 -m "not long" $(ARGS)
 
 .PHONY: check
 check: setup ## lint, format, types, the import table, and the rules about the tree itself
@@ -62,7 +62,8 @@ bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick and simulator ag
 	tools/with_postgres $(BIN)/python bench/core.py $(ARGS)
 
 .PHONY: sim-check
-sim-check: setup ## 200 simulation seeds: every fault, rule and crash point, or it fails
+sim-check: setup ## every planted bug must be caught, and 200 seeds with every fault, rule and crash point be clean
+	$(BIN)/pytest -n 2 -q -m long tests/sim
 	$(BIN)/tpu sim check --seeds 200 $(ARGS)
 
 MINUTES ?= 30

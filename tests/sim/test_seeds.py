@@ -16,7 +16,7 @@ from penstock.sim.points import all_points
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", range(7000, 7024))
+@pytest.mark.parametrize("seed", range(7000, 7012))
 def test_no_rule_is_broken(seed: int) -> None:
     report = judge_seed(seed)
     assert not report.failures, "\n\n".join(
@@ -43,6 +43,7 @@ def test_a_seed_replays_the_same_under_any_hash_seed(seed: int) -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_a_planted_bug_is_caught_by_its_rule(name: str) -> None:
     caught = catch(name, 0, 200)
