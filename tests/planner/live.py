@@ -146,9 +146,10 @@ def subject(action: Action) -> tuple[str, str] | None:
             return None
 
 
-def back_off(snapshot: Snapshot, zone: str, seconds: float) -> None:
+def back_off(snapshot: Snapshot, zone: str, seconds: float, why: str = "") -> None:
+    until = NOW + seconds
     snapshot.put_zone(
-        Zone(provider="fake", zone=zone, accelerator="v4-8", spot=False, tries=1, backoff_until=NOW + seconds)
+        Zone(provider="fake", zone=zone, accelerator="v4-8", spot=False, tries=1, backoff_until=until, why=why)
     )
 
 

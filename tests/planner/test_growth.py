@@ -74,6 +74,18 @@ def test_a_gang_goes_on_where_it_began() -> None:
     assert (intents, reasons["j"].code) == ([], "zone_backoff")
 
 
+def test_a_zone_in_back_off_is_explained_by_what_its_provider_said() -> None:
+    snapshot = world(pool_with(zones=("a",)))
+    back_off(snapshot, "a", 50.0, why="v4-8 is not sold here")
+    _, reasons = grow(snapshot, NOW, [want()])
+    assert reasons["j"].sentence == "zone a of pool p refused lately: v4-8 is not sold here; the next try is in 50 s"
+    assert reasons["j"].advice == "give pool p more zones"
+    snapshot = world()
+    for zone in "abc":
+        back_off(snapshot, zone, 50.0)
+    assert "every zone of pool p refused lately; the" in grow(snapshot, NOW, [want()])[1]["j"].sentence
+
+
 def test_a_gang_that_does_not_fit_is_not_begun() -> None:
     snapshot = world(pool_with(max=3))
     add_slice(snapshot, "s1")

@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from penstock.agent import cgroups, sandbox
 from penstock.agent import devices as devices_here
-from penstock.agent import sandbox
 from penstock.agent.forks import WarmTree
 from penstock.agent.host import Host, Place
 from penstock.agent.layout import Layout, environment, lay_out
@@ -63,6 +63,7 @@ class Started(msgspec.Struct, frozen=True):
     async def left(self) -> Left:
         ended = await self.tree.wait()
         self.tree.close()
+        cgroups.remove_noted(self.layout.home / "group.json", 2.0)
         streams = {name: self.layout.stream(name).read_bytes() for name in STREAMS}
         path = self.layout.result
         plain = path.exists() and not path.is_symlink()
@@ -133,3 +134,8 @@ class Bench:
 
     async def close(self) -> None:
         await self.warm.close()
+
+    def assert_clean(self) -> None:
+        """No control group is left; so no process is, either."""
+        folders = sandbox.probe().groups.folders.values()
+        assert [each for folder in folders for each in Path(folder).glob(f"penstock-{self.warm._kind}*")] == []

@@ -61,6 +61,7 @@ class Field:
     def end(self) -> None:
         self._runner.run(self.bench.close())
         self._runner.close()
+        self.bench.assert_clean()
 
 
 @pytest.fixture(scope="module")

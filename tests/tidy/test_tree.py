@@ -125,6 +125,8 @@ def references(path: Path) -> set[str]:
             case ast.Constant(value=str(text)):
                 # A program started by its text, such as the warm parent's.
                 found.update(re.findall(r"^from (penstock(?:\.\w+)+) import", text, re.MULTILINE))
+            case _:
+                pass
     return found
 
 

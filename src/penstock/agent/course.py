@@ -26,18 +26,21 @@ from penstock.domain import limits
 from penstock.domain.custody import Held, Phase
 from penstock.domain.endings import STOPPED
 from penstock.domain.nouns import Exit
+from penstock.wire.agent import LaunchSpec
 from penstock.wire.api import ErrorView, ProgressView
 
 logger = logging.getLogger(__name__)
 
+RUNNING_TOLD_S = 0.02  #: nobody sees the difference, and a short snippet costs the server one report less
 GATE_S = 60.0  #: how long a payload waits for the accelerators; libtpu needs seconds to let go
 
 
 class Course:
     """One attempt. `on_change` is called whenever there is something new to report."""
 
-    def __init__(self, host: Host, kept: Kept, on_change: Callable[[], None]) -> None:
+    def __init__(self, host: Host, kept: Kept, on_change: Callable[[], None], spec: LaunchSpec | None = None) -> None:
         self.kept = kept
+        self._spec = spec  #: came with the order; otherwise it is asked for
         self._host = host
         self._on_change = on_change
         launch = kept.launch
@@ -139,12 +142,14 @@ class Course:
             self._preparing = None
         self.kept.wanted, self.kept.grace_s = ready.spec.outputs, ready.spec.stop_grace_s
         self.kept.warm = not ready.argv
-        self._host.save()
+        if not self.kept.warm:
+            self._host.save()  # a command is found by its shim, whatever this agent still writes; a snippet is not
         return await start(self._host, ready)
 
     async def _prepare(self) -> Prepared:
         """Up to the gate of the accelerators, and through it: who was there before has let go of them."""
-        ready = await prepare(self._host, self.kept.launch.attempt)
+        given, self._spec = self._spec, None
+        ready = await prepare(self._host, self.kept.launch.attempt, given)
         if not ready.shared:
             from penstock.agent.devices import Busy
 
@@ -160,7 +165,8 @@ class Course:
         if kept.phase is Phase.LAUNCHED:
             kept.phase, kept.handle, kept.began = Phase.RUNNING, running.handle, self._host.since_boot()
             self._host.save()
-            self._on_change()
+            # What ends well within a moment is told once: its end says that it ran.
+            self._later(RUNNING_TOLD_S, self._on_change)
         self._time(running)
         following = [self._task(self._spool.follow()), self._task(self._watch.follow(running, self._say, self._poke))]
         try:
@@ -188,6 +194,8 @@ class Course:
         """Everything the payload left goes to the server, then the end is told."""
         exit = self._exit(ended)
         outputs: tuple[str, ...] = ()
+        if not exit.well:
+            self._on_change()  # a bad end does not say that it ran: that is told while its files are on their way
         if not self._killed:
             self._leaving = asyncio.create_task(self._send_all(exit))
             try:
@@ -314,7 +322,7 @@ class Course:
     async def clear_away(self) -> None:
         """Its end is with the server and so are its logs: nothing of it need stay on this disk."""
         if self._host.record.held.pop(self.kept.launch.attempt, None) is not None:
-            self._host.save()
+            self._host.save_soon()  # without it the next agent asks once more whether to forget
         await asyncio.to_thread(self._remove)
         self.cleared = True
 
@@ -326,8 +334,9 @@ class Course:
     def forget(self) -> None:
         """The server has its end. Logs that are not durable yet stay until they are."""
         self.kept.forgotten = True
-        self._host.save()
-        if not self._tasks:
+        if self._tasks:
+            self._host.save()
+        else:
             self._spawn(self.clear_away())
 
     def close(self) -> None:

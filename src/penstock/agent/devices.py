@@ -101,6 +101,11 @@ class Gate:
         self._lock = lock
         self._always = set(holders(found.files)) if found.kind == "gpu" else set()
 
+    @property
+    def real(self) -> bool:
+        """Whether there is anything to guard: accelerators, not only processors."""
+        return self._found.real
+
     @asynccontextmanager
     async def passage(self, patience_s: float) -> AsyncIterator[None]:
         """Hold the gate while a payload runs: entered once the devices are free. Raises `Busy`.

@@ -243,12 +243,12 @@ class _Builder:
     async def ready(self) -> Path:
         """The folder of the whole environment, built now if nobody has."""
         mark = self._home / "ready"
-        if mark.exists():
+        if _still_there(mark):
             return self._home
         self._home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._say(f"setting up an environment from {self._recipe.kind} ({self._recipe.key[:12]})")
         async with _locked(self._lock):
-            if mark.exists():
+            if _still_there(mark):
                 return self._home
             await asyncio.to_thread(_clear, self._home)  # a builder that was killed left it
             try:
@@ -338,6 +338,15 @@ class _Builder:
         for value in self._spec.secrets.values():
             text = text.replace(value, "***") if value else text
         return text
+
+
+def _still_there(mark: Path) -> bool:
+    """Whether the environment is whole; if so, from now on it was used lately, which keeps it from being cleaned."""
+    try:
+        os.utime(mark)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _show_agent(venv: Path) -> None:

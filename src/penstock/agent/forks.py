@@ -50,6 +50,7 @@ class WarmTree(Tree):
         super().__init__(handle)
         self._over = over
         self._process = process
+        self._killed = False
         self.then: Callable[[], None] | None = None  #: called once, at the end
 
     @property
@@ -62,7 +63,7 @@ class WarmTree(Tree):
             if self._over is not None:
                 while await heard_from(self._over) is not None:
                     continue
-            elif self._room:
+            if self._room and (self._over is None or self._killed):
                 await gone(self.handle.shim, self.handle.shim_started)
             written = await self._written()
             # A file of a few bytes that was just written is read faster than a thread is found to read it.
@@ -115,6 +116,7 @@ class WarmTree(Tree):
 
     @override
     def kill_now(self) -> bool:
+        self._killed = True
         if self._there():
             if not self._room:  # below it are its children, if they did not detach; its parent kills those that did
                 processes.kill_all(self.handle.main, [], limits.KILL_S)
@@ -182,7 +184,8 @@ class Parent:
     async def close(self) -> None:
         """Let it go: it ends at once, or when its last snippet has ended, with or without this agent."""
         self.control.close()
-        spares = [await self._let_go(spare) for spare in self.spares.values()]
+        for spare in self.spares.values():
+            await self._let_go(spare)
         if self.running:
             return
         try:
@@ -190,18 +193,13 @@ class Parent:
         except subprocess.TimeoutExpired:
             self.process.kill()
             await asyncio.to_thread(self.process.wait)
-        for spare in spares:
-            if spare is not None and spare.group is not None:
-                spare.group.remove()
 
     @staticmethod
-    async def _let_go(spare: asyncio.Task[Fork]) -> Fork | None:
+    async def _let_go(spare: asyncio.Task[Fork]) -> None:
         try:
-            fork = await spare
+            (await spare).close()
         except (ParentGone, StartError):
-            return None
-        fork.close()
-        return fork
+            return
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

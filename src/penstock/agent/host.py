@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.agent.warm import Warm
 
 JOURNAL_BYTES_MAX = 256 << 10
+SOON_S = 0.5
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ class Host:
         self._warm: Warm | None = None
         self._gate: Gate | None = None
         self._noting = asyncio.Lock()
+        self._saving: asyncio.TimerHandle | None = None
         self.journal = record.Journal(state / "journal")
 
     @property
@@ -79,12 +81,22 @@ class Host:
         return self._gate
 
     async def close(self) -> None:
+        if self._saving is not None:
+            self.save()
         if self._warm is not None:
             await self._warm.close()
 
     def save(self) -> None:
         """Write the record; enough for the next agent, if the machine stays up."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
         record.save(self.state / "record.json", msgspec.json.encode(self.record), sync=False)
+
+    def save_soon(self) -> None:
+        """The same for what the next agent would only find out once more; the next change saves it as well."""
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().call_later(SOON_S, self.save)
 
     def save_for_good(self) -> None:
         """Write the record so that it holds through a power cut, and begin the journal anew."""

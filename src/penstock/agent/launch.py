@@ -81,11 +81,11 @@ async def prepare(host: Host, attempt: str, given: LaunchSpec | None = None) -> 
         raise NotStarted(
             _told("HostFault", f"the directories of the attempt: {error}"), agent="launch_failed"
         ) from error
-    walls = await asyncio.to_thread(_probe)
-    env = environment(spec, layout, host.env, devices=_has_devices(), deadline=host.clock.now() + spec.timeout_s)
+    env = environment(spec, layout, host.env, devices=host.gate.real, deadline=host.clock.now() + spec.timeout_s)
     bounds = Limits(memory_bytes=memory_for(spec.memory_bytes))
     if isinstance(spec.payload, SnippetRequest):
         return Prepared(spec=spec, layout=layout, argv=(), env=env, bounds=bounds)
+    walls = await asyncio.to_thread(_probe)
     env = await _set_up(host, spec, layout, env, bounds)
     from penstock.agent import sandbox
 
@@ -235,12 +235,6 @@ def _probe() -> Walls:
     from penstock.agent import sandbox
 
     return sandbox.probe()
-
-
-def _has_devices() -> bool:
-    from penstock.agent import devices
-
-    return devices.find().real
 
 
 def _told(kind: str, message: str) -> ErrorView:

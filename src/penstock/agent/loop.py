@@ -26,7 +26,7 @@ from penstock.agent.record import Kept
 from penstock.domain import limits
 from penstock.domain.custody import Keep, Launch, Phase, SyncReply, SyncRequest, custody, fence_path
 from penstock.ports.objects import ObjectsError
-from penstock.wire.agent import AgentSync, Join, Joined
+from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec, Orders
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +180,9 @@ class Agent:
     async def _sync(self, wait_s: float) -> None:
         progress = {name: said for name, course in self._courses.items() if (said := course.progress) is not None}
         sent = AgentSync(request=self._request(), wait_s=wait_s, progress=progress)
-        reply = await self._host.link.ask("POST", "/v1/agent/sync", sent, SyncReply, timeout_s=wait_s + ANSWER_S)
+        reply = await self._host.link.ask("POST", "/v1/agent/sync", sent, Orders, timeout_s=wait_s + ANSWER_S)
         self._server_at = self._bucket_at = self._host.clock.steady()
-        await self._obey(reply)
+        await self._obey(reply, reply.spec)
 
     def _request(self) -> SyncRequest:
         place = self._host.place
@@ -199,7 +199,7 @@ class Agent:
         await self._host.clock.sleep(seconds)
 
     # --- obeying ---
-    async def _obey(self, reply: SyncReply) -> None:
+    async def _obey(self, reply: SyncReply, spec: LaunchSpec | None = None) -> None:
         if not reply.welcome:
             logger.warning("not welcome any more: %s", reply.why)
             await self._kill_everything()
@@ -212,22 +212,22 @@ class Agent:
                 course.forget()
         for attempt in reply.stop:
             if attempt in self._courses:
-                self._courses[attempt].stop()
+                self._courses[attempt].stop(grace_s=limits.GANG_GRACE_S if attempt in reply.broken else None)
         for attempt in reply.kill:
             if attempt in self._courses:
                 self._courses[attempt].kill()
         self._leaving = {course for course in self._leaving if not course.cleared}
         if reply.launch is not None:
-            self._launch(reply.launch)
+            self._launch(reply.launch, spec)
 
-    def _launch(self, order: Launch) -> None:
+    def _launch(self, order: Launch, spec: LaunchSpec | None = None) -> None:
         kept = self._host.record
         if order.attempt in kept.held or order.fence <= kept.fence(order.job, order.replica):
             return
         kept.raise_fence(order.job, order.replica, order.fence)
         busy = any(course.alive for course in self._courses.values())
         held = kept.held[order.attempt] = Kept(launch=order)
-        course = self._courses[order.attempt] = Course(self._host, held, self.poke)
+        course = self._courses[order.attempt] = Course(self._host, held, self.poke, spec)
         if busy:
             course.refuse("device_busy")
         elif self._notice:

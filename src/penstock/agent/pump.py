@@ -71,9 +71,13 @@ class Pump:
     def __init__(self, read_fd: int, path: str, cap: int, spare: int, hidden: list[bytes]) -> None:
         self.fd = read_fd
         os.set_blocking(read_fd, False)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._file = -1  #: made with the first byte: most streams of snippets stay empty
         self._redactor = Redactor(hidden)
-        self._size = os.fstat(self._file).st_size
+        try:
+            self._size = os.stat(path).st_size  # noqa: PTH116 (as plain as all of this module)
+        except FileNotFoundError:
+            self._size = 0
         self._cap, self._spare = cap, spare
         self._dropped = 0
         self._room_checked = -READ_BYTES
@@ -97,12 +101,15 @@ class Pump:
                 self._keep(self._redactor.feed(data))
         self._keep(self._redactor.rest())
         self._mark()
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
         os.close(self.fd)
 
     def _keep(self, data: bytes) -> None:
+        if not data:
+            return
         room = max(0, self._cap - MARKER_BYTES - self._size) if self._has_disk() else 0
-        if self._dropped and room and data:
+        if self._dropped and room:
             self._mark()
         self._dropped += len(data) - self._append(data[:room])
 
@@ -117,6 +124,8 @@ class Pump:
         kept = 0
         while kept < len(data):
             try:
+                if self._file < 0:
+                    self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                 kept += os.write(self._file, data[kept:] if kept else data)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
@@ -129,7 +138,7 @@ class Pump:
         """Looked up once per megabyte: a flood must not fill the disk that everything else needs."""
         if self._size + self._dropped - self._room_checked >= READ_BYTES:
             self._room_checked = self._size + self._dropped
-            disk = os.fstatvfs(self._file)
+            disk = os.statvfs(os.path.dirname(self._path))  # noqa: PTH120
             self._has_room = disk.f_bavail * disk.f_frsize > self._spare
         return self._has_room
 

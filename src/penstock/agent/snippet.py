@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from penstock.agent import results
@@ -34,6 +34,7 @@ class Order(TypedDict):
     code: str
     variables: dict[str, object]
     env: dict[str, str]
+    hidden: list[str]  #: values of secrets, which no error may show
     work: str
     output: str
     result: str  #: where the report goes
@@ -161,10 +162,11 @@ def run(order: Order, log_fd: int) -> int:
     except SystemExit as leaving:
         code = _exit_code(leaving)
         if code:
-            report["error"] = {"type": "SystemExit", "message": f"the snippet called sys.exit({leaving.code!r})"}
+            said = hide(f"the snippet called sys.exit({leaving.code!r})", order["hidden"])
+            report["error"] = {"type": "SystemExit", "message": said}
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is the snippet's)
         code = 1
-        report["error"] = describe(error)
+        report["error"] = describe(error, order["hidden"])
     else:
         code = 0
     if not code and "result" in scope.__dict__:
@@ -190,13 +192,20 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """Type, message and traceback, the latter from the snippet's first line on."""
+def hide(text: str, hidden: Sequence[str]) -> str:
+    """`text` with the values of secrets taken out, as they are and as Python quotes them."""
+    for value in sorted(hidden, key=len, reverse=True):  # one may be part of another
+        text = text.replace(value, "***").replace(repr(value)[1:-1], "***") if value else text
+    return text
+
+
+def describe(error: BaseException, hidden: Sequence[str] = ()) -> dict[str, str]:
+    """Type, message and traceback, the latter from the snippet's first line on; without the values in `hidden`."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     error = error.with_traceback(frames)
-    text = "".join(traceback.TracebackException.from_exception(error, compact=True).format())
+    text = hide("".join(traceback.TracebackException.from_exception(error, compact=True).format()), hidden)
     if len(text) > TRACEBACK_CHARACTERS_MAX:
         half = TRACEBACK_CHARACTERS_MAX // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters …\n{text[-half:]}"
@@ -207,7 +216,7 @@ def describe(error: BaseException) -> dict[str, str]:
         else f"{kind.__module__}.{kind.__qualname__}"
     )
     try:
-        message = str(error)
+        message = hide(str(error), hidden)
     except Exception as second:  # noqa: BLE001 (a __str__ of the user's)
         message = f"(its __str__ raised {type(second).__name__})"
     return {"type": name, "message": message[:MESSAGE_CHARACTERS_MAX], "traceback": text}

@@ -23,6 +23,7 @@ from penstock.wire.api import ErrorView
 
 RESULT_FILE = "result.json"  #: a command's way to give a result, in its output directory
 FILES_MAX = 10_000
+SMALL_BYTES = 64 << 10
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 5.0
 
 
@@ -40,7 +41,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 async def send(link: Link, left: Left, complain: Callable[[str], None]) -> tuple[str, ...]:
     """Send everything; the declared outputs that are complete in staging."""
     sent: list[str] = []
-    for path, name in await asyncio.to_thread(lambda: list(_files(left.folder, complain))):
+    found = await asyncio.to_thread(lambda: list(_files(left.folder, complain))) if _has_files(left.folder) else ()
+    for path, name in found:
         shown = name if left.rank == 0 or _declared(name, left.outputs) else f"host-{left.rank}/{name}"
         where = f"/v1/agent/attempts/{left.attempt}/artifacts/{quote(shown)}"
         if await _patiently(lambda: _put(link, where, path), f"artifact {name!r}", complain):  # noqa: B023 (awaited here)
@@ -50,7 +52,8 @@ async def send(link: Link, left: Left, complain: Callable[[str], None]) -> tuple
 
 
 async def _send_report(link: Link, left: Left, artifacts: tuple[str, ...], complain: Callable[[str], None]) -> None:
-    report = await asyncio.to_thread(_report, left, complain)
+    # What is small is read faster than a thread is found to read it.
+    report = _report(left, complain) if _is_small(left) else await asyncio.to_thread(_report, left, complain)
     report = msgspec.structs.replace(
         report, artifacts=tuple(dict.fromkeys((*report.artifacts, *artifacts))), error=report.error or left.error
     )
@@ -88,6 +91,26 @@ def _plain(path: Path, most: int) -> bytes:
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             raise ValueError(f"{path.name}: is not a plain file of at most {most} bytes")
         return file.read()
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether there is anything to look through; a folder that cannot be read is looked at with the others' care."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return True
+
+
+def _is_small(left: Left) -> bool:
+    return all(_size(path) <= SMALL_BYTES for path in (left.report, left.folder / RESULT_FILE))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _files(folder: Path, complain: Callable[[str], None]) -> Iterator[tuple[Path, str]]:

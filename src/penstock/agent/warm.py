@@ -17,13 +17,25 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from penstock.agent import cgroups, devices, processes, sandbox
-from penstock.agent.forks import END_S, Fork, Mode, Parent, ParentGone, WarmTree, Weight, introduced
+from penstock.agent.forks import (
+    END_S,
+    EXIT_POLL_S,
+    WRITE_S,
+    Fork,
+    Mode,
+    Parent,
+    ParentGone,
+    WarmTree,
+    Weight,
+    introduced,
+)
 from penstock.agent.host import Host
 from penstock.agent.layout import DEFAULT_PATH, PASSED_NAMES, PASSED_PREFIXES, Layout, directory_of
 from penstock.agent.rooms import Room
@@ -100,8 +112,12 @@ class Warm:
         raise AssertionError("the loop returns or raises")
 
     async def close(self) -> None:
+        """Let all parents go. Snippets that still run are the next agent's."""
         parents, self._parents = list(self._parents.values()), {}
         await asyncio.gather(*(parent.close() for parent in parents), *self._leaving)
+        if self._walls is not None:
+            patience_s = 0.0 if any(parent.running for parent in parents) else WRITE_S
+            await asyncio.to_thread(_remove_empty, self._walls, self._kind, patience_s)
 
     async def _standing(self) -> sandbox.Walls:
         if self._walls is None:
@@ -254,6 +270,7 @@ def _order(
         "code": payload.code,
         "variables": payload.variables,
         "env": dict(env),
+        "hidden": list(spec.secrets.values()),
         "work": str(layout.work),
         "output": str(layout.output),
         "result": str(layout.result),
@@ -300,11 +317,17 @@ def _place(pid: int, walls: sandbox.Walls, name: str) -> cgroups.Group | None:
     return group
 
 
-def _remove_empty(walls: sandbox.Walls, kind: str) -> None:
-    """Groups of forks that were waiting when an earlier agent was killed; one that is in use cannot be removed."""
-    for folder in walls.groups.folders.values():
-        for each in Path(folder).glob(f"penstock-{kind}*"):
-            try:
-                each.rmdir()
-            except OSError:
-                continue
+def _remove_empty(walls: sandbox.Walls, kind: str, patience_s: float = 0.0) -> None:
+    """Groups of forks that never ran a snippet, or whose agent was killed. One that is in use cannot be removed."""
+    until = time.monotonic() + patience_s
+    while True:
+        left = 0
+        for folder in walls.groups.folders.values():
+            for each in Path(folder).glob(f"penstock-{kind}*"):
+                try:
+                    each.rmdir()
+                except OSError:
+                    left += 1
+        if not left or time.monotonic() >= until:
+            return
+        time.sleep(EXIT_POLL_S)  # bubblewrap ends a moment before the last process behind it

@@ -19,7 +19,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -60,6 +60,7 @@ MEND_AGAIN_S: Final = 5.0
 _PASSED: Final = frozenset({"PENSTOCK_HOME", "PENSTOCK_TRACEBACK"})
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class LocalCapacity:
@@ -131,6 +132,15 @@ class LocalCapacity:
             return
         await asyncio.to_thread(self._preempt, name)
         self._tell()
+
+    async def while_empty(self, work: Callable[[], T]) -> T | None:
+        """Do something quick on a thread while there is no slice and none can be made; None when there are some."""
+
+        def alone() -> T | None:
+            with self._making:
+                return None if self._files.names() else work()
+
+        return await asyncio.to_thread(alone)
 
     async def run(self) -> None:
         """Until cancelled: start agents that ended, take away what is under notice, finish what was begun."""

@@ -100,7 +100,7 @@ def _cost(hour: float | None, most: float | None, timeout_s: float | None, *, su
     if hour is None or most is None:
         return "unknown: no list price for what it may run on (`tpu catalog --gaps`)"
     if hour == 0:
-        return "nothing: this machine's own capacity"
+        return terminal.FREE
     until = terminal.span(timeout_s or limits.TIMEOUT_S_DEFAULT)
-    if_cloud = "" if sure else "; nothing on this machine's own capacity"
+    if_cloud = "" if sure else "; free on this machine's own capacity"
     return f"${hour:,.2f} per hour, at most ${most:,.2f} until its timeout of {until} (list prices){if_cloud}"

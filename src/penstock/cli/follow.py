@@ -16,7 +16,7 @@ import click
 
 from penstock.cli.logs import Writer
 from penstock.cli.terminal import StatusLine, note, now_s, safe, span
-from penstock.wire.problems import JOB_EXIT_CODES
+from penstock.wire.problems import job_exit_code
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -30,12 +30,7 @@ ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 def exit_code(outcome: Outcome) -> int:
     """The payload's own code where it ended by itself, else the one that stands for the cause."""
-    cause = outcome.cause or ("cancelled" if outcome.state == "cancelled" else "")
-    if outcome.state == "succeeded":
-        return 0
-    if cause in ("", "user_error") and outcome.exit_code:
-        return outcome.exit_code & 255 or 1
-    return JOB_EXIT_CODES.get(cause, 1) or 1
+    return job_exit_code(outcome.state, outcome.cause, outcome.exit_code)
 
 
 def follow(client: Client, id: str, *, silent: bool = False, quiet_logs: bool = False) -> Outcome:

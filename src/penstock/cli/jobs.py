@@ -159,7 +159,7 @@ def _facts(job: JobView) -> list[tuple[str, str]]:
         ("started", moment(job.started_at)),
         ("finished", moment(job.finished_at)),
         ("ran", ran),
-        ("cost", "" if job.cost_usd is None else f"${job.cost_usd:,.2f}"),
+        ("cost", "" if job.cost_usd is None else terminal.money(job.cost_usd)),
     ]
 
 

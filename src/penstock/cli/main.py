@@ -73,6 +73,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "resume": LazyCommand("penstock.cli.life:resume", "Go on with an ended job from its last checkpoint.", CHANGE),
     "rerun": LazyCommand("penstock.cli.life:rerun", "Do a job again from nothing.", CHANGE),
     "tag": LazyCommand("penstock.cli.life:tag", "Add tags to a job, or take them away.", CHANGE),
+    "clean": LazyCommand("penstock.cli.clean:clean", "Remove what jobs left that ended long ago.", CHANGE),
     "slices": LazyCommand("penstock.cli.pools:slices", "What capacity there is, who uses it, what is free.", CAPACITY),
     "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, set, rm.", CAPACITY),
     "queues": LazyCommand("penstock.cli.pools:queues", "Where jobs wait and how teams share: list, set.", CAPACITY),

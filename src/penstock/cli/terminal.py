@@ -71,6 +71,15 @@ def size(count: int) -> str:
     return f"{amount:.1f} GB"
 
 
+#: Of what runs on the machine at hand, wherever a price is shown.
+FREE = "free: this machine's own capacity"
+
+
+def money(usd: float) -> str:
+    """What something cost; on the machine at hand, that it cost nothing."""
+    return f"${usd:,.2f}" if usd else FREE
+
+
 def echo_json(value: object) -> None:
     """One JSON document on standard output, indented."""
     import msgspec

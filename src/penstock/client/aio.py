@@ -53,6 +53,7 @@ class AsyncClient:
         patience_s: float = limits.CLIENT_PATIENCE_S,
     ) -> None:
         self.settings = required(url, token)
+        self._timeout_s = timeout_s
         self._transport = AsyncTransport(
             self.settings.url, self.settings.token, patience_s=patience_s, timeout_s=timeout_s
         )
@@ -193,7 +194,7 @@ class AsyncClient:
         """Wait until a job ends, well or not. TimeoutError after `timeout_s`; the job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            outcome = await self.outcome(id)
+            outcome = await self._send(calls.outcome(id, calls.waiting_s(self._timeout_s, until)))
             if outcome.state in TERMINAL_JOB_STATES:
                 return outcome
             async with aclosing(self._follow_events(outcome.id, None, until)) as events:
@@ -383,6 +384,18 @@ class AsyncClient:
 
     async def put_snapshot(self, sha256: str, data: bytes) -> None:
         await self._send(calls.put_snapshot(sha256, data))
+
+    async def clean(
+        self,
+        *,
+        older_than_s: float | None = None,
+        keep_results: bool = False,
+        dry_run: bool = False,
+        cursor: str | None = None,
+    ) -> api.CleanReply:
+        """As `Client.clean`."""
+        wanted = api.CleanRequest(older_than_s=older_than_s, keep_results=keep_results, dry_run=dry_run, cursor=cursor)
+        return await self._send(calls.clean(wanted))
 
     async def maintenance(self, on: bool) -> api.Maintenance:
         """Stop starting anything new, or go on; what runs is left alone either way. For operators."""

@@ -8,6 +8,7 @@ must not send anything, nor check values the server checks.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -170,8 +171,15 @@ def why(id: str) -> Request[api.WhyView]:
     return _get(_job(id, verb="why"), api.WhyView)
 
 
-def outcome(id: str) -> Request[api.Outcome]:
-    return _get(_job(id, verb="result"), api.Outcome)
+def outcome(id: str, wait_s: float | None = None) -> Request[api.Outcome]:
+    """With `wait_s` it is answered when the job has ended, or after that time."""
+    return _get(_job(id, verb="result") + _query({"wait": wait_s}), api.Outcome)
+
+
+def waiting_s(call_s: float | None, until: float | None) -> float:
+    """How long one call may wait for an end: a try may take half of a call's time, and it shall not be cut off."""
+    most = min(limits.RESULT_WAIT_S, (call_s or limits.CLIENT_CALL_S) / 4)
+    return round(most if until is None else max(0.0, min(most, until - time.monotonic())), 3)
 
 
 # --- what happens ---
@@ -284,6 +292,12 @@ def get_blob(sha256: str) -> Request[bytes]:
 
 def put_snapshot(sha256: str, data: bytes) -> Request[None]:
     return Request("PUT", f"/v1/snapshots/{part('snapshot', sha256)}", _nothing, data, timeout_s=limits.CLIENT_BYTES_S)
+
+
+def clean(wanted: api.CleanRequest) -> Request[api.CleanReply]:
+    path = "/v1/clean"
+    body = _ENCODER.encode(wanted)
+    return Request("POST", path, read_as(api.CleanReply, path), body, timeout_s=limits.CLIENT_BATCH_S)
 
 
 def maintenance(on: bool) -> Request[api.Maintenance]:

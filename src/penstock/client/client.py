@@ -51,6 +51,7 @@ class Client:
         patience_s: float = limits.CLIENT_PATIENCE_S,
     ) -> None:
         self.settings = required(url, token)
+        self._timeout_s = timeout_s
         self._transport = Transport(self.settings.url, self.settings.token, patience_s=patience_s, timeout_s=timeout_s)
 
     @property
@@ -187,7 +188,8 @@ class Client:
         """Wait until a job ends, well or not. TimeoutError after `timeout_s`; the job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            outcome = self.outcome(id)
+            # Most jobs that somebody waits for end within one call; a longer one is followed by its events.
+            outcome = self._send(calls.outcome(id, calls.waiting_s(self._timeout_s, until)))
             if outcome.state in TERMINAL_JOB_STATES:
                 return outcome
             for event in self._follow_events(outcome.id, None, until):
@@ -363,6 +365,22 @@ class Client:
 
     def put_snapshot(self, sha256: str, data: bytes) -> None:
         self._send(calls.put_snapshot(sha256, data))
+
+    def clean(
+        self,
+        *,
+        older_than_s: float | None = None,
+        keep_results: bool = False,
+        dry_run: bool = False,
+        cursor: str | None = None,
+    ) -> api.CleanReply:
+        """Remove what jobs left that ended so long ago (None: the server's retention), for administrators.
+
+        One call does a bounded part: call again with `cursor=reply.next` until that is None. With `dry_run` nothing
+        goes, and the reply counts what would.
+        """
+        wanted = api.CleanRequest(older_than_s=older_than_s, keep_results=keep_results, dry_run=dry_run, cursor=cursor)
+        return self._send(calls.clean(wanted))
 
     def maintenance(self, on: bool) -> api.Maintenance:
         """Stop starting anything new, or go on; what runs is left alone either way. For operators."""

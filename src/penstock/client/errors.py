@@ -12,11 +12,10 @@ import msgspec
 from typing_extensions import override
 
 from penstock.wire.api import Outcome
-from penstock.wire.problems import JOB_EXIT_CODES, KINDS, Problem, problem
+from penstock.wire.problems import KINDS, Problem, job_exit_code, problem
 
 PROBLEM_TYPE = "application/problem+json"
 _DETAIL_CHARACTERS = 300  # of a body that is no problem+json: enough to recognise a proxy's page
-_FAILED_EXIT_CODE = 1  # of a job whose cause this client does not know: newer servers may have more
 _PROBLEM_DECODER = msgspec.json.Decoder(Problem)
 
 
@@ -103,9 +102,7 @@ class JobFailed(Exception):
     @property
     def exit_code(self) -> int:
         """What `tpu run --wait` exits with: the payload's own code, or one that stands for the cause."""
-        if self.outcome.exit_code:
-            return self.outcome.exit_code
-        return JOB_EXIT_CODES.get(self.outcome.cause or "", _FAILED_EXIT_CODE)
+        return job_exit_code(self.outcome.state, self.outcome.cause, self.outcome.exit_code)
 
 
 def bad_input(detail: str, *, field: str | None = None, advice: str | None = None) -> ApiError:

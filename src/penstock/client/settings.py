@@ -97,7 +97,7 @@ def required(url: str | None = None, token: str | None = None) -> Settings:
             problem(
                 "unavailable",
                 "no server is configured and none runs on this machine",
-                advice="start one with `tpu serve`, or set PENSTOCK_URL and PENSTOCK_TOKEN",
+                advice="`tpu run` or `tpu serve` starts one; or set PENSTOCK_URL and PENSTOCK_TOKEN",
             )
         )
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.client import settings
+from penstock.client.errors import ApiError
 from penstock.objects.snapshots import Frozen, freeze, measure
 
 AT_ONCE: Final = 8  #: blobs under way: hides the delay of each on a long line, and stays within 130 MB of memory
@@ -56,6 +57,19 @@ def upload_directory(
 
 def send(client: Sender, frozen: Frozen, progress: Progress | None = None) -> int:
     """Send what is missing; how many bytes of blobs that was."""
+    sent = _send_blobs(client, frozen, progress)
+    try:
+        client.put_snapshot(frozen.id, frozen.data)
+    except ApiError as error:
+        if error.code != "conflict":
+            raise
+        # Blobs that nothing used any more were cleaned away after the server said that it had them.
+        sent += _send_blobs(client, frozen, progress)
+        client.put_snapshot(frozen.id, frozen.data)
+    return sent
+
+
+def _send_blobs(client: Sender, frozen: Frozen, progress: Progress | None) -> int:
     missing = [id for asked in _asked(frozen) for id in _wanted(asked, client.missing_blobs(asked))]
     tally = _Tally(frozen, missing, progress)
 
@@ -66,7 +80,6 @@ def send(client: Sender, frozen: Frozen, progress: Progress | None = None) -> in
     with ThreadPoolExecutor(AT_ONCE, "penstock-upload") as threads:
         for id in threads.map(put, missing):
             tally.sent(id)
-    client.put_snapshot(frozen.id, frozen.data)
     return tally.done
 
 
@@ -75,6 +88,18 @@ async def upload_directory_async(
 ) -> str:
     """As `upload_directory`; reading and compressing happen beside the loop, so `progress` is called from a thread."""
     frozen = await asyncio.to_thread(_frozen, directory, progress, note)
+    await _send_blobs_async(client, frozen, progress)
+    try:
+        await client.put_snapshot(frozen.id, frozen.data)
+    except ApiError as error:
+        if error.code != "conflict":
+            raise
+        await _send_blobs_async(client, frozen, progress)  # see `send`
+        await client.put_snapshot(frozen.id, frozen.data)
+    return frozen.id
+
+
+async def _send_blobs_async(client: AsyncSender, frozen: Frozen, progress: Progress | None) -> None:
     missing = [id for asked in _asked(frozen) for id in _wanted(asked, await client.missing_blobs(asked))]
     tally = _Tally(frozen, missing, progress)
     places = asyncio.Semaphore(AT_ONCE)
@@ -90,8 +115,6 @@ async def upload_directory_async(
                 group.create_task(put(id))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed  # callers know the client's errors, not groups of them
-    await client.put_snapshot(frozen.id, frozen.data)
-    return frozen.id
 
 
 def measure_directory(directory: Path) -> tuple[int, int]:

@@ -91,9 +91,12 @@ class Controller:
         """Until cancelled."""
         try:
             while True:
+                began = self._clock.steady()
                 pause_s = await self._turn()
                 if pause_s is None:
-                    await self._clock.sleep(limits.TICK_LEAST_S)
+                    # So it has a quarter of its thread's time at most, and one small tick hardly delays the next.
+                    rest_s = 3 * (self._clock.steady() - began)
+                    await self._clock.sleep(min(max(rest_s, limits.TICK_LEAST_S), limits.TICK_REST_S))
                     # Whatever a call of ours brought about is committed, so it wakes us like any other event.
                     await self._store.wait(self._projection.cursor, min(limits.TICK_S, limits.LEADER_RENEW_S))
                 else:

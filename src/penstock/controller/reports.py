@@ -296,7 +296,7 @@ def orders(
     slice: Slice, attempts: Mapping[str, Attempt | None], request: SyncRequest, launch: Launch | None
 ) -> SyncReply:
     """Stop, kill and forget for everything a host holds."""
-    stop, kill, forget = [], [], []
+    stop, broken, kill, forget = [], [], [], []
     for held in request.held:
         attempt = attempts[held.attempt]
         current = (
@@ -313,7 +313,16 @@ def orders(
             kill.append(held.attempt)
         elif attempt is not None and attempt.stop is not None:
             stop.append(held.attempt)
-    return SyncReply(welcome=True, launch=launch, stop=tuple(stop), kill=tuple(kill), forget=tuple(forget))
+            if attempt.stop.why == "gang":
+                broken.append(held.attempt)
+    return SyncReply(
+        welcome=True,
+        launch=launch,
+        stop=tuple(stop),
+        broken=tuple(broken),
+        kill=tuple(kill),
+        forget=tuple(forget),
+    )
 
 
 def _job(tx: Reader, attempt: Attempt) -> Job:

@@ -126,7 +126,7 @@ def _lose(tx: Transaction, slice: Slice) -> None:
         _learn(tx, slice, "lost", life_s=max(0.0, tx.at - slice.ready_at))
     else:
         _learn(tx, slice, "refused")
-    lost = msgspec.structs.replace(slice, state=SliceState.PREEMPTED, idle_since=None, why="preempted")
+    lost = msgspec.structs.replace(slice, state=SliceState.PREEMPTED, idle_since=None, why="the provider took it away")
     save_slice(tx, slice, lost, "slice.preempted", why="the provider preempted it")
 
 
@@ -140,7 +140,7 @@ def fail_slice(tx: Transaction, slice: Slice, why: str) -> Slice:
 def refuse(tx: Transaction, id: str, why: str, wait_s: float | None) -> None:
     """The provider would not create it: learn, and let the name go. Nothing exists that would need a delete."""
     slice = _slice(tx, id)
-    _learn(tx, slice, "refused", refuse_s=wait_s)
+    _learn(tx, slice, "refused", refuse_s=wait_s, why=why)
     if slice.state in _COMING:
         release_slice(tx, slice, why)
 
@@ -241,12 +241,13 @@ def _learn(
     ready_s: float | None = None,
     life_s: float | None = None,
     refuse_s: float | None = None,
+    why: str = "",
 ) -> None:
     """Remember what this slice says of its kind of capacity in its zone."""
     id = zone_id(slice.provider, slice.zone, slice.accelerator, slice.spot)
     known = tx.zone(id)
     before = known or Zone(provider=slice.provider, zone=slice.zone, accelerator=slice.accelerator, spot=slice.spot)
-    after = zones.learn(before, outcome, tx.at, ready_s=ready_s, life_s=life_s, refuse_s=refuse_s)
+    after = zones.learn(before, outcome, tx.at, ready_s=ready_s, life_s=life_s, refuse_s=refuse_s, why=why)
     body = {"outcome": outcome, "ready_s": ready_s, "life_s": life_s}
     if known is None:
         tx.add(after, "zone.learned", body=body)

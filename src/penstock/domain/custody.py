@@ -64,6 +64,7 @@ class SyncReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     welcome: bool
     launch: Launch | None = None
     stop: tuple[str, ...] = ()  #: attempts to stop with grace
+    broken: tuple[str, ...] = ()  #: of `stop`, those whose gang has lost a member: a short grace is enough
     kill: tuple[str, ...] = ()  #: attempts to stop at once: their fence has been passed
     forget: tuple[str, ...] = ()  #: attempts whose end is committed
     why: str = ""

@@ -28,7 +28,8 @@ def end_of(attempt: Attempt, cancelled: bool, outputs: tuple[str, ...] = ()) -> 
         if stopped is not None and not (outputs and set(outputs) <= set(attempt.outputs)):
             # Many programs save and exit with 0 when told to stop: only complete outputs tell that from the end.
             return stopped, ("it ended well, but only after we told it to stop",)
-        return Cause.SUCCEEDED, (f"all {attempt.hosts} hosts ended with exit code 0",)
+        hosts = f"all {attempt.hosts} hosts" if attempt.hosts > 1 else "its host"
+        return Cause.SUCCEEDED, (f"{hosts} ended with exit code 0",)
     return cause_of(attempt)
 
 

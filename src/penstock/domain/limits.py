@@ -34,7 +34,10 @@ def _limit(name: str, value: N, unit: str, reason: str) -> N:
 # --- the loop, in seconds ---
 TICK_S: Final = _limit("TICK_S", 5.0, "s", "the longest a decision waits when no event wakes the loop earlier")
 TICK_LEAST_S: Final = _limit(
-    "TICK_LEAST_S", 0.005, "s", "between two ticks: a burst is planned together, and a stale read cannot spin the loop"
+    "TICK_LEAST_S", 0.001, "s", "between two ticks, however short they are: a stale read cannot spin the loop"
+)
+TICK_REST_S: Final = _limit(
+    "TICK_REST_S", 0.005, "s", "between two ticks, however long they are: a burst is planned together"
 )
 LEADER_TTL_S: Final = _limit(
     "LEADER_TTL_S", 8.0, "s", "a dead leader is replaced within this plus one poll: at most 10 s"
@@ -54,6 +57,12 @@ FENCE_WAIT_S: Final = _limit(
     "FENCE_WAIT_S", 2 * FENCE_POLL_S + 1.0, "s", "two polls and a margin: then no zombie can still believe"
 )
 GRACE_S: Final = _limit("GRACE_S", 30.0, "s", "between SIGTERM and SIGKILL, the same as a spot VM's notice")
+GANG_GRACE_S: Final = _limit(
+    "GANG_GRACE_S",
+    3.0,
+    "s",
+    "the same once a gang is broken: it can save nothing any more, and JAX ignores SIGTERM",
+)
 CANCEL_DEADLINE_S: Final = _limit(
     "CANCEL_DEADLINE_S", 50.0, "s", "after this a cancelled job ends even if nobody confirmed the kill (L3: 60 s)"
 )
@@ -169,9 +178,12 @@ UNUSED_S: Final = _limit(
     "s",
     "snapshots, blobs and host caches that nothing refers to stay so long: no submit is under way for a day",
 )
-CLEAN_JOBS: Final = _limit("CLEAN_JOBS", 200, "jobs", "cleaned by one call: seconds of work, then its caller hears of it")
+CLEAN_JOBS: Final = _limit("CLEAN_JOBS", 200, "jobs", "cleaned by one call: seconds of work, then its caller hears")
 CLEAN_OBJECTS: Final = _limit(
-    "CLEAN_OBJECTS", 2_000, "objects", "by hash that one call removes: within SWEEP_S on any bucket, and a list of 140 kB"
+    "CLEAN_OBJECTS",
+    2_000,
+    "objects",
+    "by hash that one call removes: within SWEEP_S on any bucket",
 )
 CLEAN_READ_BYTES: Final = _limit(
     "CLEAN_READ_BYTES", 64 << 20, "bytes", "of snapshots read by one call for the blobs they name"
@@ -257,6 +269,9 @@ CLIENT_CONNECTIONS_AT_REST: Final = _limit(
 )
 CLIENT_BATCH_BYTES: Final = _limit(
     "CLIENT_BATCH_BYTES", 16 << 20, "bytes", "of one batch submit; what is larger is sent as several"
+)
+RESULT_WAIT_S: Final = _limit(
+    "RESULT_WAIT_S", 10.0, "s", "a result is waited for in one call; what takes longer is followed by its events"
 )
 
 # --- what hosts send ---

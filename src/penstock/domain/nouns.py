@@ -331,6 +331,7 @@ class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     backoff_until: float = 0.0
     streak: int = 0  #: refusals in a row
     tried_at: float = 0.0
+    why: str = ""  #: what the provider said when it last refused
 
     @property
     def id(self) -> str:

@@ -18,7 +18,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from errno import ELOOP, ENOENT, ENOTDIR
+from errno import EACCES, ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +41,9 @@ _OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 #: To a reader, a file where a folder should be, and a link in either place, mean that there is no such object.
 _NOT_HERE: Final = frozenset({ENOENT, ENOTDIR, ELOOP})
 
-#: Told of each file that was looked for, while its directory is open.
-Note = Callable[[str, os.DirEntry[str]], None]
+#: Told of each file that was looked for, while its directory is open; and without an entry of each folder that a
+#: payload closed, with a slash at its end.
+Note = Callable[[str, os.DirEntry[str] | None], None]
 
 
 class DirectoryObjects:
@@ -152,13 +153,22 @@ class DirectoryObjects:
 
     def _list(self, prefix: str) -> tuple[str, ...]:
         found: MutableSequence[str] = []
-        self._look_through(prefix, lambda path, _: found.append(path))
+
+        def note(path: str, entry: os.DirEntry[str] | None) -> None:
+            if entry is None:
+                raise PermissionError(EACCES, os.strerror(EACCES))
+            found.append(path)
+
+        self._look_through(prefix, note)
         return tuple(sorted(found))
 
     def _survey(self, prefix: str) -> tuple[Kept, ...]:
         found: MutableSequence[Kept] = []
 
-        def note(path: str, entry: os.DirEntry[str]) -> None:
+        def note(path: str, entry: os.DirEntry[str] | None) -> None:
+            if entry is None:  # what is in it is not known, but that something is there to be removed
+                found.append(Kept(path, 0, 0.0))
+                return
             with contextlib.suppress(FileNotFoundError):  # deleted since the directory was read
                 facts = entry.stat(follow_symlinks=False)
                 found.append(Kept(path, facts.st_size, facts.st_mtime))
@@ -191,6 +201,9 @@ class DirectoryObjects:
                     inner = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
                 except (FileNotFoundError, NotADirectoryError):
                     continue  # gone or replaced since the directory was read
+                except PermissionError:
+                    note(path + "/", None)
+                    continue
                 try:
                     self._walk(inner, path + "/", prefix, note)
                 finally:
@@ -298,14 +311,15 @@ def _take_rights(name: str, folder: int) -> None:
     """Let the owner empty a folder and all below it, whatever rights were taken away; no link is followed."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)  # a handle that was opened for its name only has no other way
+        Path(f"/proc/self/fd/{place}").chmod(0o700)  # a handle that was opened for its name only has no other way
         inner = os.open(".", _OPEN_DIRECTORY, dir_fd=place)
     finally:
         os.close(place)
     try:
-        for below in os.listdir(inner):
-            if _is_folder(below, inner):
-                _take_rights(below, inner)
+        with os.scandir(inner) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _take_rights(entry.name, inner)
     finally:
         os.close(inner)
 

@@ -7,8 +7,11 @@ is imported by name when it is needed, never by Penstock itself.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import logging
 import os
+import sys
 from typing import Any
 
 
@@ -34,4 +37,19 @@ def distributed(jax: Any = None, **options: Any) -> bool:
     module.distributed.initialize(
         coordinator_address=coordinator, num_processes=world_size(), process_id=rank(), **options
     )
+    atexit.register(_leave_if_failed)
     return True
+
+
+def _leave_if_failed() -> None:
+    """After an uncaught exception the process ends here, and the agent sees it and stops the other hosts.
+
+    JAX's own last act is to wait for all hosts, for minutes, while they wait for this one in a collective. It registers
+    that when it is imported, so it comes after this; what the program registered since then has run.
+    """
+    if getattr(sys, "last_value", None) is None:
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

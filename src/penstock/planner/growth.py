@@ -15,7 +15,7 @@ from penstock.domain.nouns import Pool, Slice
 from penstock.planner.actions import Intend, Reason, Want
 from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, zone_counts
 from penstock.planner.snapshot import Snapshot
-from penstock.planner.zones import open_at, rank
+from penstock.planner.zones import open_at, rank, zone_of
 
 
 class Room:
@@ -214,12 +214,16 @@ def _blocked(
             sentence=f"pool {pool.name} has no zone that it may use",
             advice=f"allow one of {', '.join(pool.zones)}",
         )
-    seconds = min(open_at(snapshot, pool, zone) for zone in zones) - now
+    soonest = min((zone_of(snapshot, pool, zone) for zone in zones), key=lambda known: known.backoff_until)
+    seconds = soonest.backoff_until - now
     if seconds <= 0:
         return None
+    said = f": {soonest.why}" if soonest.why else ""
+    who = f"every zone of pool {pool.name}" if len(zones) > 1 else f"zone {soonest.zone} of pool {pool.name}"
     return Reason(
         code="zone_backoff",
-        sentence=f"every zone of pool {pool.name} refused lately; the next try is in {seconds:.0f} s",
+        sentence=f"{who} refused lately{said}; the next try is in {seconds:.0f} s",
         numbers={"seconds": seconds, "zones": len(zones)},
-        advice=f"give pool {pool.name} more zones",
+        # This machine is one zone, and always will be: what helps is what it said.
+        advice="ask for something smaller" if pool.provider == "local" else f"give pool {pool.name} more zones",
     )

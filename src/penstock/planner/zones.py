@@ -36,6 +36,9 @@ EXPLORE_EVERY_MIN: Final = 3
 #: Exploring is worth a try only where a zone at its best would beat the best known one by this factor.
 EXPLORE_GAIN: Final = 1.15
 
+#: Of what a provider says when it refuses: the sentence people need, not its whole dump.
+WHY_CHARACTERS: Final = 300
+
 
 def learn(
     zone: Zone,
@@ -44,10 +47,12 @@ def learn(
     ready_s: float | None = None,
     life_s: float | None = None,
     refuse_s: float | None = None,
+    why: str = "",
 ) -> Zone:
     """What is known of a zone after one more outcome.
 
-    `refuse_s` is the first back-off of a refusal that waiting does not mend soon (quota, permission).
+    `refuse_s` is the first back-off of a refusal that waiting does not mend soon (quota, permission); `why` is what the
+    provider said.
     """
     if outcome == "lost":
         return msgspec.structs.replace(zone, losses=zone.losses + 1.0, life_s=_smoothed(zone.life_s, life_s))
@@ -63,6 +68,7 @@ def learn(
             backoff_until=0.0,
             streak=0,
             tried_at=now,
+            why="",
         )
     if now < zone.backoff_until:
         # It was asked before the refusal that began this back-off: one dry moment, seen twice, is no second proof.
@@ -76,6 +82,7 @@ def learn(
         backoff_until=now + backoff_s(zone.id, streak, refuse_s),
         streak=streak,
         tried_at=now,
+        why=why[:WHY_CHARACTERS],
     )
 
 

@@ -84,7 +84,7 @@ class Reader(Protocol):
         """Ids that start with `prefix`: what a shortened id may mean."""
 
     def snapshots_page(self, after: str, limit: int) -> list[tuple[str, str | None]]:
-        """Ids above `after`, in order, each with the snapshot its payload names; for who must know all that are used."""
+        """Ids above `after`, in order, each with the snapshot that its payload names."""
 
     def resumed_by_live(self) -> list[str]:
         """Parents of unfinished jobs: what those may still restore from, or see as their first run."""

@@ -26,7 +26,7 @@ from penstock.server.auth import host_credential, join_token_fits
 from penstock.server.bells import Bells, Woken
 from penstock.server.routing import AgentHost, Call, Refusal, Route
 from penstock.server.service import Service
-from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec
+from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec, Orders
 from penstock.wire.api import CommandRequest, SnippetRequest
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def _slice(reader: Reader, id: str) -> Slice | None:
 
 
 # --- the long poll ---
-async def sync(service: Service, call: Call) -> SyncReply:
+async def sync(service: Service, call: Call) -> Orders:
     """Take in what a host observes, and answer what it should do: at once if there is anything, else when there is."""
     body = call.body
     assert isinstance(body, AgentSync)
@@ -121,7 +121,7 @@ async def sync(service: Service, call: Call) -> SyncReply:
         raise Refusal("forbidden", "request: is of another host than the credential", field="request")
     _hand_on_progress(service, body)
     desk, bells_, clock = _desk(service), bells(service), service.clock
-    until = clock.steady() + min(body.wait_s, limits.SYNC_S)
+    until, stops = clock.steady() + min(body.wait_s, limits.SYNC_S), service.stopping.is_set()
     rung, stale = bells_.rung(request.slice), bells_.stale(request.slice, request.host)
     reply = await service.controller.agents.sync(request)
     if stale and quiet(reply):
@@ -133,11 +133,14 @@ async def sync(service: Service, call: Call) -> SyncReply:
         rest = until - now
         if not quiet(reply):
             rest = min(rest, desk.repeated(request, reply, now)) if reply.welcome else 0.0
+        if stops and quiet(reply):
+            # Its report is taken in. An answer would only bring it back at once, for as long as this server drains.
+            raise Refusal("unavailable", "the server stops", retry_after_s=1.0)
         if rest <= 0 or service.stopping.is_set():
-            return desk.tell(request, reply, now)
+            return await _with_spec(service, call.agent, desk.tell(request, reply, now))
         woken = await bells_.park(request.slice, rung, rest, call.request.receive)
         if woken is Woken.DROPPED:
-            return reply
+            return _orders_of(reply)
         if woken is Woken.RUNG:
             rung = bells_.rung(request.slice)
             reply = await _committed(service, request)
@@ -147,6 +150,20 @@ async def sync(service: Service, call: Call) -> SyncReply:
 def quiet(reply: SyncReply) -> bool:
     """Whether a reply asks for nothing."""
     return reply.welcome and reply.launch is None and not (reply.stop or reply.kill or reply.forget)
+
+
+async def _with_spec(service: Service, host: AgentHost, reply: SyncReply) -> Orders:
+    """The reply, and with an order to launch what the host would ask for next: one call less before a snippet runs."""
+    if reply.launch is None:
+        return _orders_of(reply)
+    try:
+        return _orders_of(reply, await _spec(service, host, reply.launch.attempt))
+    except (Refusal, NotFound):
+        return _orders_of(reply)  # it asks, and is told why
+
+
+def _orders_of(reply: SyncReply, spec: LaunchSpec | None = None) -> Orders:
+    return Orders(**msgspec.structs.asdict(reply), spec=spec)
 
 
 async def _committed(service: Service, request: SyncRequest) -> SyncReply:
@@ -188,12 +205,18 @@ async def bound_attempt(
     attempt, slice = found
     if attempt is None:
         raise NotFound("attempt", id)
+    since = service.clock.now() - limits.LATE_S if late else None
+    return attempt, _rank(attempt, slice, host, since)
+
+
+def _rank(attempt: Attempt, slice: Slice | None, host: AgentHost, since: float | None = None) -> int:
+    """The host's rank in the attempt; refused unless its slice holds it, or held it until `since` or later."""
     wrong = _estranged(attempt, slice, host)
     if wrong:
-        raise Refusal("forbidden", f"attempt {id}: {wrong}")
-    if attempt.closed_at is not None and not (late and service.clock.now() - attempt.closed_at <= limits.LATE_S):
-        raise Refusal("conflict", f"attempt {id}: is closed", advice="forget it")
-    return attempt, rank_of(attempt, host.slice, host.host)
+        raise Refusal("forbidden", f"attempt {attempt.id}: {wrong}")
+    if attempt.closed_at is not None and (since is None or attempt.closed_at < since):
+        raise Refusal("conflict", f"attempt {attempt.id}: is closed", advice="forget it")
+    return rank_of(attempt, host.slice, host.host)
 
 
 def _estranged(attempt: Attempt, slice: Slice | None, host: AgentHost) -> str:
@@ -215,18 +238,23 @@ def _attempt_and_slice(reader: Reader, attempt: str, slice: str) -> tuple[Attemp
 class _Facts(msgspec.Struct, frozen=True):
     attempt: Attempt
     job: Job
-    slice: Slice
+    slice: Slice | None
     restore: tuple[tuple[str, int], ...]
     root: str  #: the job that this one resumes, at the end of the chain
 
 
 async def launch(service: Service, call: Call) -> LaunchSpec:
     """Everything this host needs to start its part of the attempt, secrets included."""
-    attempt, rank = await bound_attempt(service, call, committed=True)
-    facts = await service.store.read(_facts, attempt.id, call.agent.slice)
+    return await _spec(service, call.agent, call.params["attempt"])
+
+
+async def _spec(service: Service, host: AgentHost, id: str) -> LaunchSpec:
+    facts = await service.store.read(_facts, id, host.slice)
     if facts is None:
-        raise NotFound("job", attempt.job)
+        raise NotFound("attempt", id)
+    rank = _rank(facts.attempt, facts.slice, host)
     spec, attempt = facts.job.spec, facts.attempt
+    assert facts.slice is not None  # else it had no rank
     accelerator = catalogue.find(facts.slice.accelerator)
     return LaunchSpec(
         attempt=attempt.id,
@@ -285,7 +313,7 @@ def _secrets(service: Service, job: Job) -> dict[str, str]:
 def _facts(reader: Reader, attempt_id: str, slice_id: str) -> _Facts | None:
     attempt, slice = reader.attempt(attempt_id), reader.slice(slice_id)
     job = reader.job(attempt.job) if attempt is not None else None
-    if attempt is None or job is None or slice is None:
+    if attempt is None or job is None:
         return None
     line = _line(reader, job)
     return _Facts(attempt, job, slice, _checkpoints(reader, attempt, line), line[-1].id)
@@ -319,6 +347,6 @@ def _checkpoints(reader: Reader, attempt: Attempt, line: list[Job]) -> tuple[tup
 
 ROUTES: Final = (
     Route("POST", "/v1/agent/join", join, takes=Join, gives=Joined, role=None),
-    Route("POST", "/v1/agent/sync", sync, takes=AgentSync, gives=SyncReply, role=Role.AGENT),
+    Route("POST", "/v1/agent/sync", sync, takes=AgentSync, gives=Orders, role=Role.AGENT),
     Route("GET", "/v1/agent/attempts/{attempt}/launch", launch, gives=LaunchSpec, role=Role.AGENT),
 )

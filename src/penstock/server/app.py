@@ -26,7 +26,7 @@ from penstock.controller.jobs import KeyReused, NotFound
 from penstock.domain.admission import BadInput
 from penstock.ports.objects import ObjectsError
 from penstock.ports.store import Conflict, QuotaFull, Refused, StaleLeader, StoreError, UnknownOutcome
-from penstock.server import agents, events, jobs, logs, openapi, settings
+from penstock.server import agents, cleaning, events, jobs, logs, openapi, settings
 from penstock.server.auth import authenticate
 from penstock.server.bytes import ROUTES as BYTES_ROUTES
 from penstock.server.decoding import Reading
@@ -46,7 +46,15 @@ _NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 
 
 def all_routes() -> tuple[Route, ...]:
-    return (*jobs.ROUTES, *settings.ROUTES, *events.ROUTES, *BYTES_ROUTES, *logs.ROUTES, *agents.ROUTES)
+    return (
+        *jobs.ROUTES,
+        *settings.ROUTES,
+        *events.ROUTES,
+        *BYTES_ROUTES,
+        *logs.ROUTES,
+        *agents.ROUTES,
+        *cleaning.ROUTES,
+    )
 
 
 def make(service: Service) -> Starlette:

@@ -3,15 +3,17 @@
 `server.agents` parks syncs here. The controller's `ticked` hook rings for what a plan has just committed, without any
 thread in between; `run` follows the store's log and rings for what anybody else committed (a cancel, a gang that
 stops, another server). It also tells listeners which jobs ended and which attempts closed, so that logs need no
-follower of their own. Rings are counted per slice, so that one between an answer and the wait for the next is never
-lost. It must not decide what an order is: whoever wakes reads the committed rows again.
+follower of their own, and wakes who waits for the end of one job (`server.bytes`). Rings are counted per slice, so that
+one between an answer and the wait for the next is never lost. It must not decide what an order is: whoever wakes reads
+the committed rows again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Final
 
@@ -79,6 +81,7 @@ class Bells:
         self._seqs: dict[str, int] = {}  #: slice -> the event its last ring was for: memory must reach it
         self._heard: dict[str, dict[int, int]] = {}  #: slice -> host -> the ring its last answer knew of
         self._parked: dict[str, set[asyncio.Future[None]]] = {}
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  #: job -> who waits for its end
         self._cursor = -1
         self.on_drop: Callable[[str], None] | None = None
         self.listeners: list[Callable[[News], None]] = []
@@ -96,6 +99,7 @@ class Bells:
         """Wake everybody: the server stops."""
         for slice in list(self._parked):
             self.ring(slice, 0)
+        self._tell_ended(tuple(self._awaited))
 
     def ticked(self, plan: Plan, _epoch: int) -> None:
         """The controller's hook: the plan's decisions are committed by now. Orders to stop come through the log."""
@@ -131,12 +135,32 @@ class Bells:
             for slice in news.gone:
                 for kept in (self._rings, self._seqs, self._heard):
                     kept.pop(slice, None)
+            self._tell_ended(news.ended)
             for listener in self.listeners:
                 listener(news)
             if not news.more:
                 return
 
+    def _tell_ended(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            for waiting in self._awaited.pop(job, ()):
+                if not waiting.done():
+                    waiting.set_result(None)
+
     # --- waiting ---
+    @contextmanager
+    def end_of(self, job: str) -> Iterator[asyncio.Future[None]]:
+        """Done when the job may have ended, or the server stops. Whoever waits reads the job after this began."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        awaited = self._awaited.setdefault(job, set())
+        awaited.add(waiting)
+        try:
+            yield waiting
+        finally:
+            awaited.discard(waiting)
+            if not awaited and self._awaited.get(job) is awaited:
+                del self._awaited[job]
+
     def rung(self, slice: str) -> int:
         """How often it has been rung for: taken before an answer is made, and compared after."""
         return self._rings.get(slice, 0)
@@ -179,6 +203,11 @@ class Bells:
     def parked(self) -> int:
         """How many syncs wait now."""
         return sum(len(waiting) for waiting in self._parked.values())
+
+    @property
+    def awaited(self) -> int:
+        """How many wait for the end of a job now."""
+        return sum(len(waiting) for waiting in self._awaited.values())
 
 
 def _last_seq(reader: Reader) -> int:

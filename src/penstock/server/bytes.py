@@ -8,7 +8,6 @@ attempt that succeeded, its error that of the last. It must not unpack, decode o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Final
@@ -24,9 +23,10 @@ from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, 
 from penstock.domain.nouns import Attempt, Job, Role
 from penstock.ports.objects import AlreadyThere, Objects
 from penstock.ports.store import Reader
-from penstock.server.agents import bound_attempt
+from penstock.server.agents import bells, bound_attempt
 from penstock.server.routing import Call, Parameter, Raw, Refusal, Route
 from penstock.server.service import Service
+from penstock.server.sweeping import lost_blobs
 from penstock.server.views import exit_code
 from penstock.wire.agent import ResultReport
 from penstock.wire.api import ArtifactPage, ArtifactView, ErrorView, MissingReply, MissingRequest, Outcome
@@ -38,6 +38,9 @@ _NAME: Final = (
     Parameter(
         "name", "the artifact's name; it may have folders", longest=limits.NAME_CHARACTERS_MAX, shape="relative-path"
     ),
+)
+_WAIT: Final = Parameter(
+    "wait", "answer when the job has ended, or after so many seconds", "number", least=0, most=limits.RESULT_WAIT_S
 )
 
 
@@ -63,6 +66,10 @@ class Blobs:
     def note(self, name: str) -> None:
         self._known.add(name)
 
+    def forget(self) -> None:
+        """Some were removed: the next question is answered by a new listing."""
+        self._listed_at = float("-inf")
+
 
 async def missing_blobs(service: Service, call: Call) -> MissingReply:
     """Which of these blobs still have to be sent."""
@@ -82,8 +89,16 @@ async def get_blob(service: Service, call: Call) -> Raw:
 
 
 async def put_snapshot(service: Service, call: Call) -> None:
-    """Store a snapshot's list of files under the hash of these very bytes."""
-    await _put_by_hash(service, call, "snapshots/{}.json")
+    """Store a snapshot's list of files under the hash of these very bytes; its blobs have been sent before."""
+    name, body = call.params["sha256"], call.body
+    assert isinstance(body, bytes)
+    # Written anew if it is there: from now on it is young, and nobody sweeps it before a job can name it.
+    await _put_by_hash(service, call, "snapshots/{}.json", again=True)
+    lost = await lost_blobs(service, name, body)
+    if lost:
+        service.part(Blobs).forget()
+        detail = f"snapshot: {len(lost)} of its blobs were removed since they were asked about, {lost[0]} first"
+        raise Refusal("conflict", detail, field="snapshot", advice="ask which are missing, and send those")
 
 
 async def get_snapshot(service: Service, call: Call) -> Raw:
@@ -92,14 +107,17 @@ async def get_snapshot(service: Service, call: Call) -> Raw:
     return await _get(service, f"snapshots/{name}.json", "snapshot", name)
 
 
-async def _put_by_hash(service: Service, call: Call, path: str) -> str:
+async def _put_by_hash(service: Service, call: Call, path: str, *, again: bool = False) -> str:
     body, name = call.body, call.params["sha256"]
     assert isinstance(body, bytes)
     found = await asyncio.to_thread(_hash, body) if len(body) > _THREAD_BYTES else _hash(body)
     if found != name:
         raise Refusal("conflict", f"sha256: the body's is {found}, not {name}", field="sha256", advice="send it again")
-    with contextlib.suppress(AlreadyThere):  # the name is the hash: it is these bytes
+    try:
         await service.objects.put_new(path.format(name), body)
+    except AlreadyThere:  # the name is the hash: it is these bytes
+        if again:
+            await service.objects.put(path.format(name), body)
     return name
 
 
@@ -152,7 +170,7 @@ def result_path(attempt: Attempt, rank: int) -> str:
 # --- what people get ---
 async def job_result(service: Service, call: Call) -> Outcome:
     """How a job ended, or stands: its result when it succeeded, its error when it failed."""
-    job = await service.find_job(call, call.params["id"])
+    job = await _job_after(service, call, float(call.query.get("wait", 0)))
     attempts = await service.store.read(_attempts_of, job.id)
     chosen = deciding(attempts)
     result, note, error = None, "", None
@@ -167,6 +185,21 @@ async def job_result(service: Service, call: Call) -> Outcome:
         said = "; ".join(chosen.evidence) if chosen is not None and chosen.evidence else job.reason
         error = ErrorView(type=job.cause.value if job.cause is not None else "failed", message=said)
     return _outcome(job, attempts, chosen, result, note, error)
+
+
+async def _job_after(service: Service, call: Call, wait_s: float) -> Job:
+    """The job as soon as it has ended, or as it is after `wait_s`, or when the server stops."""
+    id = call.params["id"]
+    while wait_s > 0 and not service.stopping.is_set():
+        with bells(service).end_of(id) as ended:
+            job = await service.find_job(call, id)
+            if job.state in TERMINAL_JOB_STATES:
+                return job
+            if job.id == id:
+                await asyncio.wait((ended,), timeout=wait_s)
+                break
+        id = job.id  # it was the start of one: ends are told by the whole
+    return await service.find_job(call, id)
 
 
 def _outcome(
@@ -293,7 +326,7 @@ ROUTES: Final = (
         body_max=limits.RESULT_BYTES_MAX,
         status=204,
     ),
-    Route("GET", "/v1/jobs/{id}/result", job_result, gives=Outcome),
+    Route("GET", "/v1/jobs/{id}/result", job_result, gives=Outcome, query=(_WAIT,)),
     Route("GET", "/v1/jobs/{id}/artifacts", artifacts, gives=ArtifactPage),
     Route("GET", "/v1/jobs/{id}/artifacts/{name:path}", artifact, gives="bytes", path_rules=_NAME),
 )

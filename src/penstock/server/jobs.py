@@ -20,10 +20,11 @@ from penstock.domain.lifecycle import TERMINAL_JOB_STATES, JobState
 from penstock.domain.nouns import Attempt, Job, JobSpec, Pool, Role, Slice
 from penstock.ports.store import Reader
 from penstock.server.bytes import job_result
+from penstock.server.cleaning import refuse_cleaned
 from penstock.server.routing import ID_PATTERN, Call, Parameter, Refusal, Route
 from penstock.server.service import Service
 from penstock.server.submission import in_wire_words, prepare
-from penstock.server.views import cost_usd, job_view, payload_kind
+from penstock.server.views import cost_usd, ending, job_view, payload_kind
 from penstock.wire.api import (
     Accepted,
     AgainRequest,
@@ -231,8 +232,7 @@ async def why(service: Service, call: Call) -> WhyView:
     state = job.state.value
     if job.state in TERMINAL_JOB_STATES:
         cause = job.cause.value if job.cause is not None else state
-        sentence = f"It has {state}" + (f": {job.reason}" if job.reason else ".")
-        return WhyView(id=job.id, state=state, code=cause, sentence=sentence, as_of=job.updated_at)
+        return WhyView(id=job.id, state=state, code=cause, sentence=ending(job), as_of=job.updated_at)
     if not service.controller.leading:
         raise Refusal("not_leading", "only the leading server knows the reasons", retry_after_s=1.0)
     if job.spec.queue not in service.controller.snapshot.queues:
@@ -306,7 +306,15 @@ async def _again(service: Service, call: Call, *, resume: bool) -> Accepted:
         raise in_wire_words(error) from error
     commands = service.commands(call.user)
     again = commands.resume if resume else commands.rerun
+    if resume:
+        await refuse_cleaned(service, job.id)
     done = await service.found_fitting(again(job.id, key, on=request.on, user=call.user.name))
+    if resume and done.created:
+        try:
+            await refuse_cleaned(service, job.id)  # once more: a cleaning that did not see this job has said so by now
+        except Refusal:
+            await commands.cancel(done.id)
+            raise
     (accepted,) = await _accepted(service, (done,))
     return accepted
 

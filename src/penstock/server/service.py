@@ -8,7 +8,7 @@ requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -19,12 +19,12 @@ from penstock.domain.admission import BadInput
 from penstock.domain.ids import IdMaker
 from penstock.domain.nouns import Job, Principal, Queue, Role, Team
 from penstock.ports.clock import Clock
-from penstock.ports.objects import Objects
+from penstock.ports.objects import Stock
 from penstock.ports.store import Reader, Store
 from penstock.server.auth import Tokens
 from penstock.server.routing import Call, Refusal
 from penstock.server.secret_files import SecretFiles
-from penstock.wire.api import ProgressView
+from penstock.wire.api import CleanedView, ProgressView
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Settings:
 class Service:
     controller: Controller
     store: Store
-    objects: Objects
+    objects: Stock
     clock: Clock
     ids: IdMaker
     tokens: Tokens
@@ -61,6 +61,9 @@ class Service:
     settings: Settings
     #: Takes a slice of the local provider away after a notice of so many seconds; None without that provider.
     preempt: Callable[[str, float], Awaitable[None]] | None = None
+    #: Removes what no slice of this machine uses and nothing used since a moment (or counts it: a dry run); answers
+    #: what went, and why something stays. None where there are no local slices.
+    caches: Callable[[float, bool], Awaitable[tuple[Sequence[CleanedView], str]]] | None = None
     progress: dict[str, ProgressView] = field(default_factory=dict)  #: attempt -> what its payload last said
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  #: set when the process ends: streams and waits end
     description: bytes = b""  #: the OpenAPI page, made with the application

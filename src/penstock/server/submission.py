@@ -20,6 +20,7 @@ from penstock.ports.store import Reader
 from penstock.server.routing import Call, Refusal
 from penstock.server.secret_files import check_secret_name
 from penstock.server.service import Service, read_by_prefix
+from penstock.server.sweeping import refuse_doomed
 from penstock.server.views import spec_of
 from penstock.wire.api import CommandRequest, JobRequest
 
@@ -208,7 +209,9 @@ async def _check_references(service: Service, team: str, requests: Iterable[JobR
                 "not_found", f"secrets: {name!r} is not set", field="secrets", advice=f"tpu secret set {name}"
             )
     payloads = [request.payload for request in requests]
-    for snapshot in {one.snapshot for one in payloads if isinstance(one, CommandRequest) and one.snapshot is not None}:
+    snapshots = {one.snapshot for one in payloads if isinstance(one, CommandRequest) and one.snapshot is not None}
+    await refuse_doomed(service, snapshots)
+    for snapshot in snapshots:
         path = f"snapshots/{snapshot}.json"
         if path not in await service.objects.list(path):
             raise Refusal("not_found", f"payload.snapshot: {snapshot} was not uploaded", field="payload.snapshot")

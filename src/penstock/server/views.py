@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.domain import limits
-from penstock.domain.lifecycle import AttemptState
+from penstock.domain.lifecycle import AttemptState, JobState
 from penstock.domain.nouns import (
     Attempt,
     Command,
@@ -155,7 +155,7 @@ def job_view(
         command=_command(job) if whole else "",
         snapshot=spec.payload.snapshot if whole and isinstance(spec.payload, Command) else None,
         cause=job.cause.value if job.cause is not None else None,
-        reason=job.reason,
+        reason=job.reason if job.reason != job.state.value else "",
         exit_code=exit_code(last.exits) if last is not None else None,
         stage=max((chain.stage for chain in job.chains), default=job.stage),
         slice=last.slices[0].slice if last is not None and last.slices else None,
@@ -167,6 +167,18 @@ def job_view(
         cost_usd=cost_usd,
         attempts=tuple(attempt_view(attempt) for attempt in attempts) if whole else (),
     )
+
+
+def ending(job: Job) -> str:
+    """How a job ended, in one sentence."""
+    reason = job.reason.rstrip(".")
+    if job.state is JobState.SUCCEEDED:
+        return "It has succeeded."
+    if job.state is JobState.CANCELLED:
+        if reason in ("", "cancelled"):
+            return "It was cancelled."
+        return f"It was {reason}." if reason.startswith("cancelled") else f"It was cancelled: {reason}."
+    return f"It has failed: {reason}." if reason else "It has failed."
 
 
 def payload_kind(job: Job) -> str:

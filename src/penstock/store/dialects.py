@@ -20,8 +20,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     jobs_by_ids: str
     #: Ids and how their payloads begin: the kind comes first, whatever follows.
     payloads_by_ids: str
-    #: The snapshot that a payload names, or null: an expression over a row of jobs.
-    snapshot: str
+    #: Ids, and the snapshot that each payload names, or null.
+    snapshots: str
     attempts_by_ids: str
     slices_by_ids: str
     heads: str
@@ -39,7 +39,8 @@ SQLITE: Final = Dialect(
     name="sqlite",
     jobs_by_ids="select spec, rest from jobs where id in (select value from json_each($1)) order by id",
     payloads_by_ids="select id, substr(payload, 1, 40) from jobs where id in (select value from json_each($1))",
-    snapshot="case when payload like '{\"type\":\"command\"%' then json_extract(payload, '$.snapshot') end",
+    snapshots="""select id, case when payload like '{"type":"command"%' then json_extract(payload, '$.snapshot') end
+        from jobs where id > $1 order by id limit $2""",
     attempts_by_ids="select body from attempts where id in (select value from json_each($1)) order by id",
     slices_by_ids="select body from slices where id in (select value from json_each($1)) order by id",
     # 50 small statements take half a millisecond; a window function over the same index takes a thousand
@@ -54,7 +55,8 @@ POSTGRES: Final = Dialect(
     name="postgres",
     jobs_by_ids="select spec, rest from jobs where id = any($1::text[]) order by id",
     payloads_by_ids="select id, substr(payload, 1, 40) from jobs where id = any($1::text[])",
-    snapshot="case when payload like '{\"type\":\"command\"%' then payload::json ->> 'snapshot' end",
+    snapshots="""select id, case when payload like '{"type":"command"%' then payload::json ->> 'snapshot' end
+        from jobs where id > $1 order by id limit $2""",
     attempts_by_ids="select body from attempts where id = any($1::text[]) order by id",
     slices_by_ids="select body from slices where id = any($1::text[]) order by id",
     heads="""select asked.name, head.spec, head.rest

@@ -131,8 +131,7 @@ class RowReader:
 
     def snapshots_page(self, after: str, limit: int) -> list[tuple[str, str | None]]:
         self._settle(rows.JOBS)
-        sql = f"select id, {self._dialect.snapshot} from jobs where id > $1 order by id limit $2"
-        return [(id_, snapshot) for id_, snapshot in self._rows(sql, (after, limit))]
+        return [(id_, snapshot) for id_, snapshot in self._rows(self._dialect.snapshots, (after, limit))]
 
     def resumed_by_live(self) -> list[str]:
         # The pattern only spares most rows from being decoded; `parent` is left out of the text unless it is set.

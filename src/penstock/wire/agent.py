@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.domain.custody import SyncRequest
+from penstock.domain.custody import SyncReply, SyncRequest
 from penstock.wire.api import CommandRequest, ErrorView, ProgressView, SnippetRequest
 
 
@@ -66,6 +66,15 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     restore: tuple[tuple[str, int], ...] = ()
     wandb_run_id: str = ""
     stop_grace_s: float = 30.0
+
+
+class Orders(SyncReply, frozen=True, gc=True, kw_only=True):
+    """The answer to a sync. An order to launch brings along what it takes to carry it out.
+
+    Where `spec` is missing the host asks for it, and is told why there is none.
+    """
+
+    spec: LaunchSpec | None = None
 
 
 class LogAck(msgspec.Struct, frozen=True):

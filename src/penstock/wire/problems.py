@@ -76,3 +76,14 @@ JOB_EXIT_CODES: Final[dict[str, int]] = {
     "infra": 75,
     "lost": 75,
 }
+
+
+def job_exit_code(state: str, cause: str | None, exit_code: int | None) -> int:
+    """What a job that was waited for means to a shell: the cause's code, the payload's own where it ended by itself."""
+    if state == "succeeded":
+        return 0
+    cause = cause or ("cancelled" if state == "cancelled" else "user_error")
+    if cause != "user_error" and cause in JOB_EXIT_CODES:
+        return JOB_EXIT_CODES[cause] or 1
+    # A cause that this version does not know is a newer server's: the payload's own code says most.
+    return (exit_code or 0) & 255 or JOB_EXIT_CODES["user_error"]

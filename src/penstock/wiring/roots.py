@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.domain.admission import BadInput
 from penstock.objects.directory import DirectoryObjects
 from penstock.objects.names import parts_of
-from penstock.ports.objects import Objects, ObjectsError
+from penstock.ports.objects import ObjectsError, Stock
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.home import Unusable
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BUCKETS: Final = ("gs", "s3")
 
 
-def open_objects(address: str, environment: Mapping[str, str] = os.environ) -> tuple[Objects, str]:
+def open_objects(address: str, environment: Mapping[str, str] = os.environ) -> tuple[Stock, str]:
     """The bucket at an address, and the address as agents understand it."""
     parts = urlsplit(address)
     if parts.scheme in _BUCKETS:
@@ -42,7 +42,7 @@ def open_objects(address: str, environment: Mapping[str, str] = os.environ) -> t
     return DirectoryObjects(path), path.as_uri()
 
 
-def _open_bucket(address: str, environment: Mapping[str, str]) -> tuple[Objects, str]:
+def _open_bucket(address: str, environment: Mapping[str, str]) -> tuple[Stock, str]:
     scheme, _, rest = address.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.rstrip("/")

@@ -21,6 +21,7 @@ def order(tmp_path: Path) -> snippet.Order:
         "code": "",
         "variables": {},
         "env": {},
+        "hidden": [],
         "work": str(tmp_path),
         "output": str(tmp_path),
         "result": str(tmp_path / "result.json"),
@@ -251,3 +252,15 @@ def test_an_imported_jax_is_told_what_changed(jax: FakeJax, monkeypatch: pytest.
         "jax_compilation_cache_dir": "/c",
         "jax_platforms": "cpu",
     }
+
+
+@pytest.mark.parametrize(
+    "code", ["raise KeyError(key)", "import sys; sys.exit(key)", "raise ValueError('x' * 8190 + key)"]
+)
+def test_errors_do_not_show_secrets(order: snippet.Order, code: str) -> None:
+    order["hidden"] = ["", "hunter", "hunter2\nhunter3"]
+    order["variables"] = {"key": "hunter2\nhunter3"}
+    exit_code, report, _ = run(order, code)
+    assert exit_code == 1
+    assert "hunt" not in json.dumps(report)
+    assert "**" in report["error"]["message"]

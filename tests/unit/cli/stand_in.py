@@ -82,6 +82,8 @@ class StandIn:
         self.queries: list[dict[str, str]] = []
         self.blobs: set[str] = set()
         self.snapshots: dict[str, bytes] = {}
+        self.cleaned: list[api.CleanReply] = []  #: what calls of `clean` answer, one after the other
+        self.cleanings: list[api.CleanRequest] = []
         self.refusals: dict[str, problems.Problem] = {}  #: path -> what is answered instead
 
     def pool(self, name: str, accelerator: str, **more: Any) -> None:
@@ -137,6 +139,7 @@ class StandIn:
             (r"POST /v1/blobs/missing", self._missing),
             (r"PUT /v1/blobs/([^/]+)", self._put_blob),
             (r"PUT /v1/snapshots/([^/]+)", self._put_snapshot),
+            (r"POST /v1/clean", self._clean),
         ]
 
     def _server(self, **_: Any) -> tuple[int, str, bytes]:
@@ -233,6 +236,10 @@ class StandIn:
             no = problems.problem("not_found", f"there is no {name!r}")
             return no.status, "application/problem+json", msgspec.json.encode(no)
         return 204, "application/json", b""
+
+    def _clean(self, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
+        self.cleanings.append(msgspec.json.decode(body, type=api.CleanRequest))
+        return _json(self.cleaned[len(self.cleanings) - 1])
 
     def _missing(self, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
         asked = msgspec.json.decode(body, type=api.MissingRequest).blobs

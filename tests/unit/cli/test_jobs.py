@@ -88,6 +88,15 @@ def test_show_tells_attempts_and_the_error(server: StandIn, capsys: pytest.Captu
     assert out.endswith("ValueError: no\n")
 
 
+@pytest.mark.parametrize(
+    ("usd", "line"), [(0.0, "cost       free: this machine's own capacity"), (1234.5, "cost       $1,234.50")]
+)
+def test_show_says_what_a_job_cost(usd: float, line: str, server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    server.jobs["j1"] = job("j1", "succeeded", cost_usd=usd)
+    assert run(["show", "j1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == line
+
+
 def test_show_says_why_a_job_waits(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     server.jobs["j1"] = job("j1", "queued")
     assert run(["show", "j1"]) == 0
@@ -171,7 +180,8 @@ def test_events_are_lines(server: StandIn, capsys: pytest.CaptureFixture[str]) -
 
 def test_without_a_server_there_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps"]) == 3
-    assert capsys.readouterr().err.startswith("tpu: no server is configured and none runs on this machine; start one")
+    line = capsys.readouterr().err
+    assert line.startswith("tpu: no server is configured and none runs on this machine; `tpu run` or `tpu serve`")
 
 
 def test_colours_are_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

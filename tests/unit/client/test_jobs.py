@@ -10,6 +10,7 @@ import msgspec
 import numpy
 import pytest
 
+from penstock.cli import follow
 from penstock.client.errors import ApiError, JobFailed
 from penstock.domain import limits
 from penstock.wire import api
@@ -54,10 +55,20 @@ def test_a_job_that_failed_raises_its_own_words(server: StandIn, client: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("cause", "code", "expected"), [("oom", None, 137), ("timeout", None, 124), ("user_error", 3, 3), ("new", None, 1)]
+    ("cause", "code", "expected"),
+    [
+        *[("oom", None, 137), ("timeout", None, 124), ("user_error", 3, 3), ("user_error", 256, 1), ("new", None, 1)],
+        *[("new", 5, 5), (None, 9, 9), ("oom", 1, 137), ("timeout", 143, 124), ("infra", 70, 75), ("lost", 9, 75)],
+        *[("preempted", 143, 75), ("cancelled", 143, 130), ("user_error", None, 1)],
+    ],
 )
-def test_exit_codes_of_failed_jobs(cause: str, code: int | None, expected: int) -> None:
-    assert JobFailed(api.Outcome(id="j", state="failed", cause=cause, exit_code=code)).exit_code == expected
+def test_exit_codes_of_failed_jobs_are_those_of_the_shell(cause: str | None, code: int | None, expected: int) -> None:
+    outcome = api.Outcome(id="j", state="failed", cause=cause, exit_code=code)
+    assert JobFailed(outcome).exit_code == follow.exit_code(outcome) == expected
+
+
+def test_a_cancelled_job_has_its_code_whatever_is_known_of_it() -> None:
+    assert JobFailed(api.Outcome(id="j", state="cancelled", cause=None, exit_code=1)).exit_code == 130
 
 
 def test_waiting_has_an_end_and_the_job_goes_on(server: StandIn, client: Any) -> None:

@@ -11,11 +11,13 @@ import pytest
 from typing_extensions import override
 
 from penstock.client import upload
+from penstock.client.errors import ApiError
 from penstock.client.upload import measure_directory, send, upload_directory, upload_directory_async
 from penstock.objects.archive import unpack
 from penstock.objects.content import name_of
 from penstock.objects.manifest import BadSnapshot, parse
 from penstock.objects.snapshots import freeze
+from penstock.wire.problems import problem
 
 
 class Server:
@@ -180,3 +182,47 @@ def test_the_async_way_fails_with_the_clients_own_error(tree: Path) -> None:
     with pytest.raises(ConnectionError, match="the line broke"):
         asyncio.run(upload_directory_async(AsyncServer(server), tree))
     assert not server.snapshots
+
+
+class Cleaned(Server):
+    """Says that it has everything, and only finds out with the snapshot that some of it was cleaned away."""
+
+    def __init__(self, gone: dict[str, bytes]) -> None:
+        super().__init__()
+        self._gone = set(gone)
+
+    @override
+    def missing_blobs(self, hashes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(id for id in super().missing_blobs(hashes) if id not in self._gone)
+
+    @override
+    def put_snapshot(self, sha256: str, data: bytes) -> None:
+        if self._gone:
+            self._gone = set()
+            raise ApiError(problem("conflict", "snapshot: 7 of its blobs were removed since they were asked about"))
+        super().put_snapshot(sha256, data)
+
+
+def test_blobs_that_were_cleaned_away_meanwhile_are_sent_again(tree: Path) -> None:
+    first = Server()
+    id = upload_directory(first, tree)
+    for case in ("sync", "async"):
+        server = Cleaned(first.blobs)
+        if case == "sync":
+            assert upload_directory(server, tree) == id
+        else:
+            assert asyncio.run(upload_directory_async(AsyncServer(server), tree)) == id
+        assert server.blobs == first.blobs
+        assert id in server.snapshots
+
+
+def test_other_refusals_of_a_snapshot_are_told(tree: Path) -> None:
+    class Full(Server):
+        @override
+        def put_snapshot(self, sha256: str, data: bytes) -> None:
+            raise ApiError(problem("unavailable", "the disk is full"))
+
+    with pytest.raises(ApiError, match="the disk is full"):
+        upload_directory(Full(), tree)
+    with pytest.raises(ApiError, match="the disk is full"):
+        asyncio.run(upload_directory_async(AsyncServer(Full()), tree))

@@ -72,6 +72,16 @@ def test_stop_and_kill_are_ordered_from_memory(stage: Stage, server: Server) -> 
     assert server.transactions == 0
 
 
+def test_hosts_of_a_broken_gang_are_told_to_hurry(stage: Stage, server: Server) -> None:
+    _, attempt, slice = stage.started()
+    stage.do(attempts.stop, attempt, "gang")
+    reply = server.sync(request(slice, 0, held(stage.attempt(attempt))))
+    assert (reply.stop, reply.broken, reply.kill) == ((attempt,), (attempt,), ())
+    stage.do(attempts.stop, attempt, "cancelled")
+    reply = server.sync(request(slice, 0, held(stage.attempt(attempt))))
+    assert (reply.stop, reply.broken) == ((attempt,), ())
+
+
 def test_only_a_committed_row_starts_a_process(stage: Stage, server: Server) -> None:
     job, slice = stage.submit(), stage.ready()
     attempt = stage.place(job, slice)

@@ -168,7 +168,7 @@ def test_a_grant_a_loss_and_a_refusal_are_learned(stage: Stage) -> None:
     stage.do(slices.refuse, dry, "stockout", None)
     refused = zone(stage)
     assert refused is not None
-    assert refused.streak == 1
+    assert (refused.streak, refused.why) == (1, "stockout")
     assert refused.backoff_until > stage.clock.now()
     assert (stage.slice(dry).state, stage.slice(dry).why) == (SliceState.DELETING, "stockout")
 

@@ -183,3 +183,29 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_object(tmp_path: Path) -> 
         assert stored is not None
         assert stored.data == stored.data[:1] * 200_000
         last = max(last, asyncio.run(bucket.put("page", b"0" * 200_000)))
+
+
+def test_removing_a_folder_takes_all_that_payloads_left_and_follows_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("stays")
+    root = tmp_path / "root"
+    bucket = DirectoryObjects(root)
+    asyncio.run(bucket.put("jobs/j1/checkpoints/1/data", b"x"))
+    left = root / "jobs" / "j1" / "checkpoints" / "1"
+    (left / "link").symlink_to(outside)
+    (left / "empty").mkdir()
+    (left / "closed" / "below").mkdir(parents=True)
+    (left / "closed" / "below" / "file").write_text("x")
+    (left / "closed" / "below").chmod(0o000)
+    (left / "closed").chmod(0o000)
+    os.mkfifo(left / "pipe")
+    asyncio.run(bucket.remove("jobs/j1/checkpoints/1"))
+    assert not (root / "jobs").exists()
+    assert (outside / "precious").read_text() == "stays"
+    (root / "jobs").symlink_to(outside)
+    asyncio.run(bucket.remove("jobs"))
+    with pytest.raises(BadInput):
+        asyncio.run(bucket.remove(".penstock"))
+    assert (outside / "precious").read_text() == "stays"
+    assert (root / ".penstock").is_dir()

@@ -190,6 +190,7 @@ def test_other_threads_may_ask() -> None:
 
 def test_a_gang_is_joined_by_its_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
+    monkeypatch.setattr("atexit.register", lambda _call: None)  # it would end this process, if any test failed
 
     class Jax:
         class distributed:  # noqa: N801 (as JAX calls it)
@@ -207,3 +208,33 @@ def test_a_gang_is_joined_by_its_coordinator(monkeypatch: pytest.MonkeyPatch) ->
     ]
     monkeypatch.setenv("PENSTOCK_WORLD_SIZE", "1")
     assert payload.distributed(Jax) is False
+
+
+#: Stands for JAX: when it is imported it registers that it waits, at the end, for hosts that never come.
+WAITING_JAX = """
+import atexit, os, sys, time
+from types import SimpleNamespace
+atexit.register(lambda: time.sleep(600))
+jax = SimpleNamespace(distributed=SimpleNamespace(initialize=lambda **_: None))
+from penstock import payload
+assert payload.distributed(jax)
+atexit.register(lambda: print("cleaned up"))
+sys.stdout.write("no newline")
+"""
+
+
+def test_after_an_error_a_host_of_a_gang_does_not_wait_for_the_others() -> None:
+    env = {**os.environ, "PENSTOCK_WORLD_SIZE": "4", "PENSTOCK_COORDINATOR": "127.0.0.1:1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING_JAX + "raise RuntimeError('first')"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "no newlinecleaned up\n")
+    assert done.stderr.endswith("RuntimeError: first\n")
+
+
+def test_a_host_of_a_gang_that_ends_well_waits_for_the_others() -> None:
+    env = {**os.environ, "PENSTOCK_WORLD_SIZE": "4", "PENSTOCK_COORDINATOR": "127.0.0.1:1"}
+    code = WAITING_JAX.replace("time.sleep(600)", "print('waited')")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "no newlinecleaned up\nwaited\n"

@@ -1,4 +1,4 @@
-"""A house per test; see `house.py`."""
+"""A house per test, see `house.py`; or a yard of each kind, see `yard.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.server.house import House
+from tests.unit.server.yard import Play, player
 
 
 @pytest.fixture
@@ -21,3 +22,8 @@ def embedded(tmp_path: Path) -> Iterator[House]:
     """A server that makes pools by itself."""
     with House(tmp_path, local_pools=True) as made:
         yield made
+
+
+@pytest.fixture(params=["memory", "directory"])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+    return player(request.param, tmp_path)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.controller.loop import Controller
-from penstock.domain.custody import Held, Phase, SyncReply, SyncRequest
+from penstock.domain.custody import Held, Phase, SyncRequest
 from penstock.domain.ids import IdMaker
 from penstock.domain.nouns import (
     Attempt,
@@ -42,7 +42,7 @@ from penstock.server.auth import Tokens, host_of, join_token
 from penstock.server.routing import AgentHost, Call
 from penstock.server.secret_files import SecretFiles
 from penstock.server.service import Service, Settings
-from penstock.wire.agent import AgentSync, Join, Joined
+from penstock.wire.agent import AgentSync, Join, Joined, Orders
 from penstock.wiring.stores import open_store
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Host:
         )
         return msgspec.structs.replace(made, **changes)
 
-    async def sync(self, *held: Held, wait_s: float = 0.0, **changes: Any) -> SyncReply:
+    async def sync(self, *held: Held, wait_s: float = 0.0, **changes: Any) -> Orders:
         body = AgentSync(request=self.request(*held, **changes), wait_s=wait_s)
         return await agents.sync(self._plant.service, self.call(body=body))
 
@@ -155,7 +155,7 @@ class Host:
     def held(self, attempt: Attempt, phase: Phase = Phase.RUNNING, **said: Any) -> Held:
         return Held(attempt=attempt.id, fence=attempt.fence, phase=phase, **said)
 
-    async def exit(self, attempt: Attempt, code: int = 0, **said: Any) -> SyncReply:
+    async def exit(self, attempt: Attempt, code: int = 0, **said: Any) -> Orders:
         ended = Exit(host=self.host, code=code, **said)
         return await self.sync(self.held(attempt, Phase.EXITED, exit=ended))
 

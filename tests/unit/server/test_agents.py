@@ -14,7 +14,7 @@ from penstock.controller import attempts
 from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.custody import Phase
-from penstock.domain.lifecycle import Cause
+from penstock.domain.lifecycle import Cause, JobState
 from penstock.domain.nouns import Command, Secret, Snippet
 from penstock.server import agents
 from penstock.server.auth import join_token
@@ -115,6 +115,44 @@ def test_a_command_s_launch_spec(tmp_path: Path) -> None:
             wandb_run_id=job,
         )
         assert "canary" not in repr(await made.store.read(lambda reader: reader.events(0, 10_000)))
+
+    run(story, tmp_path)
+
+
+def test_an_order_to_launch_brings_its_spec_along(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        made.service.secrets.put("lab", "TOKEN", "canary")
+        host = await made.ready()
+        await made.submit(secrets=(Secret("TOKEN"),))
+        while (told := await host.sync(wait_s=5.0)).launch is None:
+            assert told.spec is None
+        assert told.spec == await agents.launch(made.service, host.call(told.launch.attempt))
+        assert told.spec.secrets == {"TOKEN": "canary"}
+        assert "canary" not in repr(made.service.part(agents.Desk).__dict__)
+
+    run(story, tmp_path)
+
+
+def test_a_spec_that_cannot_be_made_is_asked_for_and_refused(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        host = await made.ready()
+        await made.submit(secrets=(Secret("TOKEN"),))
+        while (told := await host.sync(wait_s=5.0)).launch is None:
+            pass
+        assert told.spec is None
+        assert (await refusal(agents.launch(made.service, host.call(told.launch.attempt))))[0] == "conflict"
+
+    run(story, tmp_path)
+
+
+def test_a_server_that_stops_sends_idle_hosts_away_and_still_takes_reports_in(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        job, host, attempt = await made.running()
+        idle = await made.ready()
+        made.service.stopping.set()
+        assert (await refusal(idle.sync()))[0] == "unavailable"
+        assert (await host.exit(attempt)).forget == (attempt.id,)
+        assert (await made.job(job)).state is JobState.SUCCEEDED
 
     run(story, tmp_path)
 

@@ -16,6 +16,7 @@ from penstock.domain.admission import BadInput
 from penstock.domain.lifecycle import Cause
 from penstock.domain.nouns import Attempt, Principal, Role, Rule
 from penstock.server import bytes as moving
+from penstock.server.agents import bells
 from penstock.server.routing import Refusal
 from penstock.wire.agent import ResultReport
 from penstock.wire.api import ErrorView, MissingRequest, Outcome
@@ -110,6 +111,41 @@ def test_a_result_and_its_artifacts_come_back(tmp_path: Path) -> None:
             await moving.artifact(made.service, made.user_call(job, params={"name": "none"}))
 
     run(story, tmp_path)
+
+
+@pytest.mark.parametrize("shown", [17, 16], ids=["the whole id", "the start of it"])
+def test_a_result_can_be_waited_for(tmp_path: Path, shown: int) -> None:
+    async def story(made: Plant) -> None:
+        job, host, attempt = await made.running()
+        wanted = made.user_call(job[:shown], query={"wait": "10"})
+        asked = asyncio.create_task(moving.job_result(made.service, wanted))
+        await made.until(lambda: _true(bells(made.service).awaited))
+        await put_result(made, host, attempt, result=[7])
+        began = made.clock.steady()
+        await host.exit(attempt)
+        found = await asked
+        assert (found.state, found.result) == ("succeeded", [7])
+        assert made.clock.steady() - began < 5
+        assert (await moving.job_result(made.service, wanted)).state == "succeeded"
+        assert bells(made.service).awaited == 0
+
+    run(story, tmp_path)
+
+
+def test_who_waits_for_a_result_is_answered_in_time_and_when_the_server_stops(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        job, _, _ = await made.running()
+        assert (await moving.job_result(made.service, made.user_call(job, query={"wait": "0.05"}))).state == "running"
+        asked = asyncio.create_task(moving.job_result(made.service, made.user_call(job, query={"wait": "10"})))
+        await made.until(lambda: _true(bells(made.service).awaited))
+        bells(made.service).hush()
+        assert (await asyncio.wait_for(asked, 5)).state == "running"
+
+    run(story, tmp_path)
+
+
+async def _true(found: int) -> int | None:
+    return found or None
 
 
 def test_what_counts_no_longer_changes(tmp_path: Path) -> None:

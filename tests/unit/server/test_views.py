@@ -125,3 +125,22 @@ def test_what_a_job_runs_is_shown_as_one_would_type_it(payload: Any, kind: str, 
     job = a_job(payload=payload)
     assert views.payload_kind(job) == kind
     assert views.job_view(job, [], kind, progress={}, cost_usd=None, whole=True).command == shown
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "sentence"),
+    [
+        (JobState.SUCCEEDED, "succeeded", "It has succeeded."),
+        (JobState.CANCELLED, "cancelled by its user", "It was cancelled by its user."),
+        (JobState.CANCELLED, "cancelled", "It was cancelled."),
+        (JobState.CANCELLED, "j7, which it waits for, failed", "It was cancelled: j7, which it waits for, failed."),
+        (JobState.FAILED, "No pool can run it.", "It has failed: No pool can run it."),
+        (JobState.FAILED, "", "It has failed."),
+    ],
+)
+def test_an_ending_is_one_sentence(state: JobState, reason: str, sentence: str) -> None:
+    spec = JobSpec(team="lab", queue="q", resources=Resources(accelerators=("v5e-8",), chips=8))
+    job = Job(id="j1", spec=spec, state=state, created_at=1.0, reason=reason)
+    assert views.ending(job) == sentence
+    shown = views.job_view(job, [], "command", progress={}, cost_usd=None).reason
+    assert shown == ("" if reason in ("succeeded", "cancelled") else reason)

@@ -26,8 +26,8 @@ _START_MARGIN_S = 2 * limits.TICK_S
 _KINDS = (
     "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.edited", "job.unblocked",
     "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled",
-    "attempt.created", "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining", "slice.preempted",
-    "slice.failed", "slice.deleting", "slice.gone",
+    "attempt.created", "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining",
+    "slice.preempted", "slice.failed", "slice.deleting", "slice.gone",
 )  # fmt: skip
 
 
