@@ -61,6 +61,10 @@ format: setup ## rewrite the code as `check` wants it, where a machine can
 bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick and simulator against their bounds (docs/benchmarks.md)
 	tools/with_postgres $(BIN)/python bench/core.py $(ARGS)
 
+.PHONY: bench-run
+bench-run: $(BENCH_INSTALLED) ## speed and size of tpu run, exec and the API against their bounds (docs/benchmarks.md)
+	$(BIN)/python bench/run.py $(ARGS)
+
 .PHONY: sim-check
 sim-check: setup ## every planted bug must be caught, and 200 seeds with every fault, rule and crash point be clean
 	$(BIN)/pytest -n 2 -q -m long tests/sim

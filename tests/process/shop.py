@@ -89,7 +89,15 @@ class Shop(Machine):
         """Wait until each host has said it."""
         with self.client() as client:
             for host in range(hosts):
-                soon(lambda host=host: what in written(client, id, host))  # type: ignore[misc]
+                try:
+                    soon(lambda host=host: what in written(client, id, host))  # type: ignore[misc]
+                except AssertionError:
+                    raise AssertionError(f"host {host} of {self.view(id)} said only {self.everything(id)!r}") from None
+
+    def everything(self, id: str) -> bytes:
+        """All that a job wrote, for a reader who wonders."""
+        done = self.command("logs", id)
+        return done.stdout + done.stderr
 
     def open_gate(self, id: str, name: str, fence: int = 1) -> None:
         """Let a job go on that waits in `gate(name)`."""

@@ -66,6 +66,8 @@ class Screen:
         return done.stdout
 
     def type(self, line: str) -> None:
+        """A line for the shell, once it asks for one: what is typed ahead is echoed twice."""
+        self.waits()
         self._run("send-keys", "-l", line)
         self._run("send-keys", "Enter")
 
@@ -73,8 +75,9 @@ class Screen:
         self._run("send-keys", key)
 
     def text(self, *, raw: bool = False) -> str:
-        """What was and is on the screen, with colours if `raw`."""
-        return self._run("capture-pane", "-p", "-J", "-S", "-", *(("-e",) if raw else ()))
+        """What was and is on the screen, with colours if `raw`; blanks at the ends of lines are nobody's."""
+        lines = self._run("capture-pane", "-p", "-J", "-S", "-", *(("-e",) if raw else ())).splitlines()
+        return "\n".join(line.rstrip() for line in lines)
 
     def clear(self) -> None:
         self.type("clear")
@@ -83,10 +86,17 @@ class Screen:
 
     def shows(self, what: str) -> re.Match[str]:
         """Wait until the pattern is on the screen."""
-        soon(lambda: re.search(what, self.text(), re.MULTILINE))
-        found = re.search(what, self.text(), re.MULTILINE)
-        assert found is not None
-        return found
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(re.finditer(what, self.text(), re.MULTILINE))
+            return bool(found)
+
+        try:
+            soon(look)
+        except AssertionError:
+            raise AssertionError(f"{what} is not on the screen:\n{self.text()}") from None
+        return found[0]
 
     def waits(self) -> None:
         """Wait until the shell asks for the next line."""

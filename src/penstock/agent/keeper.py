@@ -219,7 +219,8 @@ class Keeper:
     def run(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ)
         while not self._quit:
-            for key, _ in self._selector.select():
+            # Orders come last: one to drain closes pipes that may be among these.
+            for key, _ in sorted(self._selector.select(), key=lambda event: event[0].data is None):
                 if key.data is None:
                     self._answer()
                 elif not key.data.pump():

@@ -32,7 +32,7 @@ from penstock.wire.api import CommandRequest, SnippetRequest
 logger = logging.getLogger(__name__)
 
 #: Where gangs of the local provider meet: above what systems give out, below what they connect from by default.
-_PORTS: Final = range(20_000, 60_000)
+_PORTS: Final = range(20_000, 32_768)
 _ANCESTORS_MAX: Final = 1_000  #: jobs a resumed job is followed back through
 _REPEATS_KEPT: Final = 50_000  #: hosts whose last orders are remembered
 
