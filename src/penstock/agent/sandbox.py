@@ -9,6 +9,7 @@ environment, and `Walls` says what is missing. It starts no payload itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ import msgspec
 
 from penstock.agent import cgroups, devices
 from penstock.agent.layout import Layout
+
+logger = logging.getLogger(__name__)
 
 PROBE_S = 10.0
 TRIES, TRY_AGAIN_S = 4, 0.5
@@ -84,6 +87,8 @@ def probe() -> Walls:
             break
         time.sleep(TRY_AGAIN_S)
         walls = try_walls()
+    for line in walls.missing:
+        logger.warning("%s", line)
     return walls
 
 

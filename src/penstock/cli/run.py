@@ -91,7 +91,7 @@ def run(
     project = overrides.read_project(place) if place is not None else overrides.Project()
     own_command = bool(context.meta[OWN_COMMAND])
     if not own_command:
-        _check_words(context, words)
+        _check_words(context, words, place)
     line = overrides.build(
         words,
         style=overrides.chosen_style(style, project, known),
@@ -142,8 +142,13 @@ def _directory(given: str | None, no_snapshot: bool) -> Path | None:
     return place
 
 
-def _check_words(context: click.Context, words: tuple[str, ...]) -> None:
-    """An option of ours after the program would silently become the program's: refuse it, and say both ways out."""
+def _check_words(context: click.Context, words: tuple[str, ...], place: Path | None) -> None:
+    """Refuse here what would only fail there: a program that is not in the directory, an option behind the program.
+
+    An option of ours after the program would silently become the program's: say both ways out.
+    """
+    if place is not None and words[0].endswith(".py") and not (place / words[0]).is_file():
+        raise click.UsageError(f"{words[0]!r} is not in {str(place)!r}; check its name, or choose a directory by --dir")
     ours = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for word in words[1:]:
         if word.startswith("--") and word.partition("=")[0] in ours:

@@ -152,6 +152,7 @@ def page(routes: Sequence[Route], version: str) -> bytes:
 
 
 def _any(shape: type) -> Schema:
+    """Types msgspec has no schema for; by its contract NotImplementedError lets it name the type it refuses."""
     if shape is object:
         return {"description": "Any JSON value."}
     raise NotImplementedError(shape)

@@ -254,3 +254,12 @@ def test_without_a_server_the_embedded_one_is_started(
     assert run(["run", "train.py"]) == 3
     assert started == [True]
     assert capsys.readouterr().err == "tpu: no port is free\n"
+
+
+def test_a_program_that_is_not_there_is_refused_before_anything_is_sent(
+    server: StandIn, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "trian.py"]) == 2
+    assert "'trian.py' is not in " in capsys.readouterr().err
+    assert not server.submitted
+    assert not server.snapshots
