@@ -154,7 +154,7 @@ def test_chance_is_not_inherited(walled: Story) -> None:
 
 
 def test_the_parent_has_started_no_backend_and_runs_no_thread(walled: Story) -> None:
-    walled.run("pass")
+    walled.run("import jax")  # forks only begin once the parent is warm; what its imports start must be over by then
     process = next(parent for (_, _, mode), parent in walled.bench.warm._parents.items() if mode == "rooms").process
     sizes = {}
     for pid in processes.descendants(process.pid):
