@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
+_PORT = click.IntRange(0, 65_535)
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
-@click.group()
-def emulator() -> None:
-    """A cloud's API on 127.0.0.1, for tests and for trying things without an account."""
+
+@click.group(invoke_without_command=True)
+@click.option("--port", type=_PORT, default=0, metavar="N", help="Port; 0: any that is free.")
+@click.option(
+    "--world",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML: capacity, delays, preemptions, faults; see docs/reference/emulator.md.",
+)
+@click.option("--no-vms", is_flag=True, help="Only the API: nodes are states and addresses, nothing runs on them.")
+@click.option("--bucket", "buckets", multiple=True, metavar="NAME", help="Make a bucket; may be repeated.")
+@click.option("--directory", type=_DIRECTORY, help="Keep objects here; without it they are in memory.")
+@click.pass_context
+def emulator(
+    context: click.Context,
+    port: int,
+    world: Path | None,
+    no_vms: bool,
+    buckets: tuple[str, ...],
+    directory: Path | None,
+) -> None:
+    """A cloud on 127.0.0.1, for tests and for trying things without an account.
+
+    Without a command: the Cloud TPU API (v2 and v2alpha1) and Cloud Storage at one address.
+
+    \b
+    tpu emulator --no-vms --port 9090 --bucket my-bucket
+    CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU=http://127.0.0.1:9090/ gcloud compute tpus tpu-vm list --zone=-
+    It asks for no credential. Under /_emulator/tpu/ are history, nodes, faults, happen, capacity, ways and advance.
+    With VMs (root and bubblewrap) each host of a node runs its startup script in a root and a network of its own.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from penstock.domain.admission import BadInput
+    from penstock.wiring.emulators import run_google
+
+    try:
+        run_google(buckets, port, directory, world, machines=not no_vms, ready=click.echo)
+    except BadInput as error:
+        raise click.UsageError(str(error)) from error
 
 
 @emulator.command()
 @click.argument("buckets", nargs=-1, required=True, metavar="BUCKET...")
-@click.option("--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="Port; 0: any that is free.")
+@click.option("--port", type=_PORT, default=0, metavar="N", help="Port; 0: any that is free.")
 @click.option(
     "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_DIRECTORY,
     help="Keep objects here, to be found again at the next start; without it they are in memory.",
 )
 def gcs(buckets: tuple[str, ...], port: int, directory: Path | None) -> None:
-    """Cloud Storage with the buckets named: both of its dialects, generations, preconditions.
+    """Cloud Storage alone, with the buckets named: both of its dialects, generations, preconditions.
 
     \b
     tpu emulator gcs my-bucket --port 9023
@@ -35,3 +75,45 @@ def gcs(buckets: tuple[str, ...], port: int, directory: Path | None) -> None:
         run_gcs(buckets, port, directory, click.echo)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
+
+
+@emulator.command()
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--check", is_flag=True, help="Send every probe to an emulator; exit 1 if one differs.")
+def facts(words: tuple[str, ...], as_json: bool, check: bool) -> None:
+    """What the emulators do, where each behaviour is known from, and whether the real service was seen to do it.
+
+    With WORDs only rows whose name or text has all of them: tpu emulator facts quota
+    """
+    import msgspec
+
+    from penstock.wiring.emulators import check_fact
+    from penstock.wiring.emulators import facts as all_facts
+
+    chosen = {
+        name: fact for name, fact in all_facts().items() if all(word.lower() in f"{name} {fact.what}" for word in words)
+    }
+    differing = {name: found for name, fact in chosen.items() if check and (found := check_fact(fact))}
+    if as_json:
+        shown = {
+            name: {**msgspec.to_builtins(fact), **({"differs": differing.get(name, [])} if check else {})}
+            for name, fact in chosen.items()
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+    else:
+        for name, fact in chosen.items():
+            click.echo(f"{name}  {fact.what}")
+            click.echo(f"    source {fact.source} · seen on the service: {'yes' if fact.seen else 'no'}")
+            if fact.seen_by:
+                click.echo(f"    accepted by {', '.join(fact.seen_by)}")
+            if fact.note:
+                click.echo(f"    {fact.note}")
+            for line in differing.get(name, []):
+                click.echo(f"    DIFFERS {line}")
+        seen = sum(fact.seen for fact in chosen.values())
+        known = sum(fact.source.startswith("https://") for fact in chosen.values())
+        click.echo(f"{len(chosen)} behaviours: {known} with a public source, {seen} seen on the real service")
+    if differing:
+        click.echo(f"{len(differing)} of {len(chosen)} differ: {', '.join(differing)}", err=True)
+        sys.exit(1)

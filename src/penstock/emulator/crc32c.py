@@ -6,12 +6,15 @@ each per step, with `bytes.translate` for the table and big integers for the exc
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 _POLYNOMIAL: Final = 0x82F63B78
 _LANES: Final = 1 << 14
 #: Below this the lanes cost more than they save.
 _LONG: Final = 1 << 18
+#: Lanes of more than this together no longer fit into the processor's caches.
+_BLOCK: Final = 1 << 22
 
 
 def _entry(byte: int) -> int:
@@ -29,11 +32,12 @@ def crc32c(data: bytes) -> int:
     """The checksum of some bytes, as an unsigned number."""
     state = 0xFFFF_FFFF
     done = 0
-    if len(data) >= _LONG:
-        steps = len(data) // _LANES
-        done = steps * _LANES
+    while len(data) - done >= _LONG:
+        block = data[done : done + _BLOCK]
+        steps = len(block) // _LANES
+        done += steps * _LANES
         shift = _shifting(steps)
-        for lane in _lanes(data, steps):
+        for lane in _lanes(block, steps):
             state = _apply(shift, state) ^ lane
     return _run(state, data[done:]) ^ 0xFFFF_FFFF
 
@@ -56,6 +60,7 @@ def _lanes(data: bytes, steps: int) -> list[int]:
     return [a | b << 8 | c << 16 | d << 24 for a, b, c, d in zip(low, second, third, high, strict=True)]
 
 
+@lru_cache(maxsize=64)
 def _shifting(count: int) -> list[list[int]]:
     """What `count` bytes of zero do to a state, as four tables by the state's bytes: the step is linear."""
     columns = [1 << bit for bit in range(32)]  # the identity

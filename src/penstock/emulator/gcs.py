@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 
 from penstock.emulator import gcs_json, gcs_xml
+from penstock.emulator.asgi import CONTROL, Receive, Scope, Send, break_connection, read_request, send_answer
 from penstock.emulator.gcs_buckets import Buckets
 from penstock.emulator.gcs_faults import Fault, Faults, damaged, damaged_answer, refused_by, shortened
 from penstock.emulator.gcs_uploads import Uploads
-from penstock.emulator.http_words import Answer, Refused, Request, as_json, bad, query_of
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-CONTROL: Final = "/_emulator/"
-#: The ASGI extension by which a server lets us break a connection; see `serving`.
-CUT: Final = "penstock.cut"
+from penstock.emulator.http_words import Answer, Refused, Request, as_json, bad
 
 
 class GcsEmulator:
@@ -48,20 +40,20 @@ class GcsEmulator:
         self._xml = gcs_xml.XmlDialect(self.buckets, self._uploads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "served without lifespan and websockets"
-        request = await _read(scope, receive)
+        request = await read_request(scope, receive)
         if request is None:
             return
-        answer = self._control(request) if request.path.startswith(CONTROL) else await self._answer(request)
+        answer = await self.answer(request)
         if answer is None:
-            scope["extensions"][CUT]()
-            while (await receive())["type"] != "http.disconnect":
-                pass  # the server must know that the connection is gone before we return
-            return
-        await _send(answer, send, head=request.method == "HEAD")
+            await break_connection(scope, receive)
+        else:
+            await send_answer(answer, send, head=request.method == "HEAD")
+
+    async def answer(self, request: Request) -> Answer | None:
+        """The answer, or None when the connection is to break instead."""
+        return self._control(request) if request.path.startswith(CONTROL) else await self._answer(request)
 
     async def _answer(self, request: Request) -> Answer | None:
-        """The answer, or None when the connection is to break instead."""
         plain = request.path.startswith(gcs_json.PREFIXES)
         dialect, refusal = (self._json, gcs_json.refusal) if plain else (self._xml, gcs_xml.refusal)
         try:
@@ -119,31 +111,3 @@ class GcsEmulator:
                 return as_json(self.buckets.history)
             case _:
                 return gcs_json.refusal(Refused(404, "NotFound", "notFound", "there are faults and history"))
-
-
-async def _read(scope: Scope, receive: Receive) -> Request | None:
-    """A request with all of its body, or None if its sender went away first: half a body must have no effect."""
-    chunks: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            break
-    return Request(
-        scope["method"],
-        scope["raw_path"].decode("latin-1"),
-        query_of(scope["query_string"].decode("latin-1")),
-        {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
-        b"".join(chunks),
-    )
-
-
-async def _send(answer: Answer, send: Send, *, head: bool) -> None:
-    headers = {"content-length": str(len(answer.body)), **answer.headers}
-    if answer.status in (204, 304):
-        del headers["content-length"]
-    sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": answer.status, "headers": sent})
-    await send({"type": "http.response.body", "body": b"" if head else answer.body})

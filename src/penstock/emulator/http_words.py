@@ -77,6 +77,8 @@ def name_of(token: str) -> str:
     if not token:
         return ""
     try:
-        return base64.urlsafe_b64decode(token.removeprefix("p")).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
+        if not token.startswith("p"):
+            raise ValueError(token)
+        return base64.b64decode(token[1:], altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
         raise bad(f"the page token {token!r} was not given by this service") from error

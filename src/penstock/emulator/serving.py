@@ -15,7 +15,7 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.emulator.gcs import CUT
+from penstock.emulator.asgi import CUT
 
 
 class _Breakable(HttpToolsProtocol):

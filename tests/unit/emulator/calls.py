@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.emulator.gcs import CUT, GcsEmulator
+from penstock.emulator.asgi import CUT
+from penstock.emulator.gcs import GcsEmulator
 
 BUCKET = "bkt"
 

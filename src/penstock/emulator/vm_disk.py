@@ -1,0 +1,78 @@
+"""The disk of an emulated host: a bare system, like the image of a TPU VM without a Python of use to anybody.
+
+`vm_hosts` makes one per machine and throws it away with it; it outlives a power cut. Programs are this machine's,
+read-only, without /usr/local and without any python3 but 3.10; everything that can be written is the host's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+_WRITABLE: Final = ("etc", "home", "mnt", "opt", "root", "srv", "tmp", "var")
+_PROGRAMS: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
+#: What programs need of /etc: where libraries are, and whom to trust.
+_OF_THE_MACHINE: Final = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "alternatives")
+_PYTHON: Final = re.compile(r"python3(\.\d+)?|pypy3.*")
+BOOT: Final = "/var/lib/google/boot"
+#: The service runs the script at every boot and keeps the machine up whatever becomes of it.
+_BOOT_SCRIPT: Final = """#!/bin/sh
+exec >>/var/log/console.log 2>&1
+echo "boot"
+if [ -s /var/lib/google/startup-script ]; then
+    /var/lib/google/startup-script
+    echo "the startup script ended with $?"
+fi
+exec sleep infinity
+"""
+
+
+def make_disk(disk: Path, hostname: str, names: Mapping[str, str]) -> None:
+    """A fresh disk; `names` are the addresses that the machine can look up by name."""
+    for name in _WRITABLE:
+        (disk / name).mkdir(parents=True)
+    (disk / "tmp").chmod(0o1777)
+    for name in ("var/lib/google", "var/log", "var/tmp", "home/ubuntu"):
+        (disk / name).mkdir(parents=True, exist_ok=True)
+    (disk / "absent").touch(0o444)
+    etc = disk / "etc"
+    (etc / "hostname").write_text(hostname + "\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for name, at in names.items()))
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (etc / "passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\nubuntu:x:1000:1000::/home/ubuntu:/bin/sh\n"
+    )
+    (etc / "group").write_text("root:x:0:\nnogroup:x:65534:\nubuntu:x:1000:\n")
+    (etc / "os-release").write_text('PRETTY_NAME="an emulated TPU VM"\nID=ubuntu\nVERSION_ID="22.04"\n')
+    boot = disk / BOOT[1:]
+    boot.write_text(_BOOT_SCRIPT)
+    boot.chmod(0o755)
+
+
+def write_startup_script(disk: Path, script: str) -> None:
+    """The bytes of `metadata.startup-script`, and nothing else, are what runs."""
+    path = disk / "var/lib/google/startup-script"
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def mounts(disk: Path) -> list[str]:
+    """bubblewrap's words for a machine on this disk."""
+    words = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local"]
+    for name in _PROGRAMS:
+        path = Path("/") / name
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            words += ["--ro-bind", str(path), str(path)]
+    for found in sorted(Path("/usr/bin").iterdir()):
+        if _PYTHON.fullmatch(found.name) and found.name != "python3.10" and not found.is_symlink():
+            words += ["--ro-bind", str(disk / "absent"), str(found)]
+    for name in _WRITABLE:
+        words += ["--bind", str(disk / name), f"/{name}"]
+    for name in _OF_THE_MACHINE:
+        if (Path("/etc") / name).exists():
+            words += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+    return [*words, "--dev", "/dev", "--tmpfs", "/dev/shm", "--proc", "/proc", "--tmpfs", "/run"]
