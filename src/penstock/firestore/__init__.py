@@ -1,0 +1,1 @@
+"""The bridge between a Firestore collection and Penstock: documents in, status and results out."""
