@@ -1,0 +1,246 @@
+"""Capacity `tpu_vm`: a slice is a Cloud TPU node, asked for directly or by a queued resource, under the slice's name.
+
+The controller calls it through `ports.capacity`; it keeps no truth of its own. A create answers when the request is
+taken; the operation behind it is followed in the background (`run`), because a stockout is told there and nowhere else,
+and remembered until the slice is deleted. What bears no label of ours is shown as somebody else's and never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.capacity.tpu_requests import (
+    Defaults,
+    is_queued,
+    node_body,
+    queued_body,
+    seen_node,
+    seen_queued,
+    version,
+)
+from penstock.capacity.tpu_rest import Absent, TpuRest, operation_error
+from penstock.domain.cloud import CloudWish
+from penstock.domain.nouns import Slice
+from penstock.ports.capacity import (
+    CREATING,
+    DELETING,
+    FAILED,
+    READY,
+    CapacityError,
+    Listing,
+    PermissionDenied,
+    Seen,
+    Transient,
+)
+from penstock.ports.clock import Clock
+
+FOLLOW_EVERY_S: Final = 2.0
+#: A create whose operation says nothing for so long is left to listings.
+FOLLOW_S_MAX: Final = 3600.0
+_V2: Final = "v2"
+
+logger = logging.getLogger(__name__)
+
+
+class _Create(msgspec.Struct):
+    """A create that was taken: the operation to follow, and why it failed once that is known."""
+
+    zone: str
+    operation: str
+    version: str
+    machine: str
+    since: float
+    error: str = ""
+
+
+class TpuVmCapacity:
+    """Implements `ports.capacity.Capacity` for one project."""
+
+    def __init__(
+        self,
+        rest: TpuRest,
+        *,
+        label: str,
+        clock: Clock,
+        metadata: Callable[[Slice], Mapping[str, str]],
+        defaults: Defaults | None = None,
+        changed: Callable[[str], None] | None = None,
+        owner: str | None = None,
+    ) -> None:
+        """`metadata` is what a slice's machines find at start; `changed` is called with a zone that looks different.
+
+        `owner` is the label that our things bear in the project, where several installations may be at work; the
+        controller knows them by `label`.
+        """
+        self._rest = rest
+        self._label = label
+        self._owner = owner or label
+        self._clock = clock
+        self._metadata = metadata
+        self._defaults = defaults or Defaults()
+        self._changed = changed
+        self._creates: dict[str, _Create] = {}  #: by slice, until it is ready, failed and deleted, or old
+        self._queued: dict[str, str] = {}  #: slices known to be queued resources -> API version
+        self._begun = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return "tpu_vm"
+
+    # --- the port ---
+    async def create(self, wanted: Slice) -> Seen:
+        wish = wanted.cloud or CloudWish()
+        parent = self._rest.zone(wanted.zone)
+        machine = secrets.token_hex(8)
+        node = node_body(wanted, self._owner, machine, self._metadata(wanted), self._defaults)
+        api = version(wish)
+        try:
+            if is_queued(wish):
+                body, kind, query = queued_body(wanted, parent, node), "queuedResources", "queuedResourceId"
+                self._queued[wanted.id] = api
+            else:
+                body, kind, query = node, "nodes", "nodeId"
+            operation = await self._rest.call(
+                "POST", f"{parent}/{kind}", version=api, query={query: wanted.id}, body=body
+            )
+        except Absent as error:  # the zone, or the type in this zone
+            raise PermissionDenied(str(error)) from error
+        self._creates[wanted.id] = _Create(
+            wanted.zone, str(operation.get("name", "")), api, machine, self._clock.steady()
+        )
+        self._begun.set()
+        return Seen(
+            name=wanted.id, zone=wanted.zone, provider_id=machine, state=CREATING, label=self._label, detail="asked for"
+        )
+
+    async def list(self, zone: str) -> Listing:
+        parent = self._rest.zone(zone)
+        seen: dict[str, Seen] = {}
+        complete = True
+        async for page in self._rest.pages(f"{parent}/nodes", "nodes"):
+            complete = complete and not page.get("unreachable")
+            for node in page.get("nodes", ()):
+                it = self._known(seen_node(node, zone))
+                seen[it.name] = it
+        async for page in self._rest.pages(f"{parent}/queuedResources", "queuedResources", version=_V2):
+            complete = complete and not page.get("unreachable")
+            for queued in page.get("queuedResources", ()):
+                behind = seen_queued(queued, zone)
+                if behind is not None:
+                    self._queued.setdefault(behind.name, _V2)
+                    seen[behind.name] = _merged(self._known(behind), seen.get(behind.name))
+        for name, create in self._creates.items():
+            if create.zone == zone and create.error and name not in seen:
+                seen[name] = self._failed(name, create)
+        return Listing(zone=zone, slices=tuple(seen.values()), complete=complete)
+
+    async def get(self, name: str, zone: str) -> Seen | None:
+        parent = self._rest.zone(zone)
+        node = await self._one(f"{parent}/nodes/{name}", _V2)
+        queued = await self._one(f"{parent}/queuedResources/{name}", self._queued.get(name, _V2))
+        shown = self._known(seen_node(node, zone)) if node is not None else None
+        if queued is not None and (behind := seen_queued(queued, zone)) is not None:
+            self._queued.setdefault(name, _V2)
+            return _merged(self._known(behind), shown)
+        if shown is None and (create := self._creates.get(name)) is not None and create.error:
+            return self._failed(name, create)
+        return shown
+
+    async def delete(self, name: str, zone: str) -> None:
+        """The queued resource first: it holds its node, and would make another."""
+        parent = self._rest.zone(zone)
+        create = self._creates.pop(name, None)
+        try:
+            if name in self._queued or await self._one(f"{parent}/queuedResources/{name}", _V2) is not None:
+                path = f"{parent}/queuedResources/{name}"
+                await self._rest.call("DELETE", path, version=self._queued.get(name, _V2), query={"force": "true"})
+                self._queued.pop(name, None)
+                return
+        except Absent:
+            self._queued.pop(name, None)
+        try:
+            await self._rest.call("DELETE", f"{parent}/nodes/{name}")
+        except Absent:
+            return  # there is nothing, or nothing any more
+        except CapacityError:
+            if create is not None:
+                self._creates[name] = create
+            raise
+
+    async def run(self) -> None:
+        """Until cancelled: follow the operations of creates, and tell when one has ended."""
+        while True:
+            open_ones = [name for name, create in self._creates.items() if create.operation and not create.error]
+            if not open_ones:
+                self._begun.clear()
+                await self._begun.wait()
+                continue
+            await asyncio.gather(*(self._follow(name) for name in open_ones))
+            await self._clock.sleep(FOLLOW_EVERY_S)
+
+    # --- parts ---
+    def _known(self, seen: Seen) -> Seen:
+        """Ours under the controller's word for it. Another installation that chose that word is still not ours."""
+        if seen.label == self._owner:
+            return msgspec.structs.replace(seen, label=self._label)
+        return msgspec.structs.replace(seen, label=None) if seen.label == self._label else seen
+
+    async def _one(self, path: str, api: str) -> dict[str, Any] | None:
+        try:
+            return await self._rest.call("GET", path, version=api)
+        except Absent:
+            return None
+
+    async def _follow(self, name: str) -> None:
+        create = self._creates[name]
+        if self._clock.steady() - create.since > FOLLOW_S_MAX:
+            create.operation = ""
+            return
+        try:
+            operation = await self._rest.call("GET", create.operation, version=create.version)
+        except Absent:
+            create.operation = ""  # forgotten by the service: listings tell the rest
+            return
+        except Transient as error:
+            logger.info("operation of %s: %s; asking again", name, error)
+            return
+        except CapacityError as error:
+            logger.warning("operation of %s cannot be read: %s", name, error)
+            create.operation = ""
+            return
+        if not operation.get("done"):
+            return
+        create.operation = ""
+        failure = operation_error(operation)
+        if failure is not None:
+            create.error = str(failure)
+        elif name not in self._queued:
+            self._creates.pop(name, None)
+        if self._changed is not None:
+            self._changed(create.zone)
+
+    def _failed(self, name: str, create: _Create) -> Seen:
+        """What is left of a create that failed: nothing at the provider, but a reason."""
+        return Seen(
+            name=name,
+            zone=create.zone,
+            provider_id=create.machine,
+            state=FAILED,
+            label=self._label,
+            detail=create.error,
+        )
+
+
+def _merged(queued: Seen, node: Seen | None) -> Seen:
+    """One slice from its queued resource and its node: the node tells while the request stands."""
+    if node is None or queued.state not in (CREATING, READY):
+        return queued
+    if node.state == DELETING:
+        return msgspec.structs.replace(queued, state=DELETING, detail=node.detail)
+    return node

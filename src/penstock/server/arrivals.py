@@ -1,0 +1,198 @@
+"""Routes of hosts that are on their way: the agent bundle they fetch, and what they say of their set-up.
+
+A cloud host calls them from its startup script, before it can join, with the join token of its slice. Progress is kept
+in memory, for people; that a set-up failed goes to the store, because the slice is replaced for it. It must not tell a
+host anything that another team's host may not know: the bundle holds code and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.controller.jobs import NotFound
+from penstock.controller.reports import unwelcome
+from penstock.controller.slices import fail_setup
+from penstock.controller.verbs import Outdated
+from penstock.domain import limits
+from penstock.domain.custody import SyncRequest
+from penstock.domain.lifecycle import SliceState
+from penstock.domain.nouns import Job, Slice, Zone, zone_id
+from penstock.ports.store import Reader
+from penstock.server.auth import joins
+from penstock.server.routing import ID_PATTERN, Call, Parameter, Raw, Refusal, Route
+from penstock.server.service import Service
+
+STEPS: Final = ("fetching", "unpacking", "starting", "failed")
+LOG_BYTES_MAX: Final = 16 << 10
+_LOG_LINES: Final = 20
+_LOG_CHARACTERS: Final = 4_000
+_SLICES_KEPT: Final = 10_000  #: whose progress is remembered: more than can be on their way at once
+_PIECE_BYTES: Final = 1 << 20
+_COMING: Final = (SliceState.INTENDED, SliceState.CREATING)
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """The last step that a host told of."""
+
+    step: str
+    at: float
+
+
+class Arrivals:
+    """How far the hosts of slices that are coming are, as far as they told this server."""
+
+    def __init__(self, service: Service) -> None:
+        self._clock = service.clock
+        self._slices: dict[str, dict[int, Arrival]] = {}
+
+    def note(self, slice: str, host: int, step: str) -> None:
+        hosts = self._slices.setdefault(slice, {})
+        hosts[host] = Arrival(step, self._clock.now())
+        if len(self._slices) > _SLICES_KEPT:
+            del self._slices[next(iter(self._slices))]
+
+    def tell(self, slice: Slice) -> str:
+        """In one line what the hosts of a slice are doing; nothing when it is not coming, or nobody said a word."""
+        if slice.state not in _COMING:
+            self._slices.pop(slice.id, None)
+            return ""
+        said = self._slices.get(slice.id, {})
+        joined = [index for index, life in enumerate(slice.joined) if life is not None]
+        doing: dict[str, list[int]] = {"joined": joined} if joined else {}
+        for host, arrival in sorted(said.items()):
+            if host not in joined:
+                doing.setdefault(arrival.step, []).append(host)
+        if slice.hosts == 1:
+            return next(iter(doing), "")
+        return ", ".join(f"{len(hosts)} of {slice.hosts} hosts {step}" for step, hosts in doing.items())
+
+
+def arrivals(service: Service) -> Arrivals:
+    return service.part(Arrivals)
+
+
+#: Reasons of waiting that slices on their way explain further.
+CAPACITY_CODES: Final = frozenset({"creating_slices", "waiting_for_capacity", "zone_backoff", "pool_at_max"})
+_DETAILS_MAX: Final = 8
+
+
+def capacity_details(service: Service, job: Job) -> tuple[str, ...]:
+    """How far slices are that a waiting job could use, and what zones said when they last gave none."""
+    snapshot, now = service.controller.snapshot, service.clock.now()
+    resources, team = job.spec.resources, job.spec.team
+    pools = {
+        pool.name: pool
+        for pool in snapshot.pools.values()
+        if not pool.deleted and pool.accelerator in resources.accelerators and team in (pool.team, *pool.teams)
+    }
+    lines = []
+    for slice in snapshot.unsettled.values():
+        if slice.pool in pools and slice.state in _COMING:
+            doing = arrivals(service).tell(slice) or (slice.provider_state or "asked for").lower()
+            age_s = max(0.0, now - slice.intended_at)
+            lines.append(f"slice {slice.id} in {slice.zone}: {doing}, asked for {age_s:.0f} s ago")
+    for pool in pools.values():
+        for name in pool.zones:
+            zone = snapshot.zones.get(zone_id(pool.provider, name, pool.accelerator, pool.spot))
+            if zone is not None and zone.why and pool.provider != "local":
+                lines.append(f"zone {name}: {zone.why}{_rests(zone, now)}")
+    return tuple(dict.fromkeys(lines))[:_DETAILS_MAX]
+
+
+def _rests(zone: Zone, now: float) -> str:
+    left_s = zone.backoff_until - now
+    if left_s <= 0:
+        return ""
+    quarantined = zone.broken >= limits.SETUP_FAILURES_MAX
+    cure = f" after {zone.broken} slices in a row; change the pool to try sooner" if quarantined else ""
+    return f" (left alone for {left_s:.0f} s{cure})"
+
+
+async def arriving(service: Service, call: Call) -> None:
+    """How far a host's set-up is; with step `failed` the body is the end of its log, and its slice is replaced."""
+    body = call.body
+    assert isinstance(body, bytes)
+    id, step = call.query["slice"], call.query["step"]
+    slice = await _slice_of(service, call)
+    host = int(call.query["host"])
+    # The incarnation is the agent's, and there is none yet: whoever joined here before is asked again when one joins.
+    life = slice.joined[host] if host < len(slice.joined) else None
+    request = SyncRequest(slice=id, provider_id=call.query["machine"], host=host, incarnation=life or "")
+    refusal = unwelcome(slice, request)
+    if refusal:
+        raise Refusal("forbidden", f"slice {id}, host {host}: {refusal}")
+    arrivals(service).note(id, host, step)
+    if step == "failed":
+        with contextlib.suppress(Outdated):  # another host of the slice was faster
+            await service.store.transact(fail_setup, id, host, call.query["machine"], _last_lines(body))
+
+
+async def fetch_bundle(service: Service, call: Call) -> Raw:
+    """The archive a host becomes ours with: Python, agent, and what jobs may import."""
+    await _slice_of(service, call)
+    sha256 = call.params["sha256"]
+    path = service.bundle(sha256) if service.bundle is not None else None
+    if path is None:
+        raise NotFound("bundle", sha256)
+    size = (await asyncio.to_thread(path.stat)).st_size
+    return Raw(_pieces(path), "application/gzip", {"content-length": str(size)})
+
+
+async def _slice_of(service: Service, call: Call) -> Slice:
+    """The slice of the query, if the caller has its join token."""
+    id = call.query["slice"]
+    if not joins(service.key, id, call.headers.get("authorization")):
+        raise Refusal("unauthenticated", "the token is not the join token of this slice", field="slice")
+    slice = await service.store.read(_read_slice, id)
+    if slice is None:
+        raise NotFound("slice", id)
+    return slice
+
+
+def _read_slice(reader: Reader, id: str) -> Slice | None:
+    return reader.slice(id)
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
+    finally:
+        file.close()
+
+
+def _last_lines(body: bytes) -> str:
+    """The end of a log as people may see it: no control characters, and not much of it."""
+    lines = body.decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
+    text = "\n".join("".join(letter if letter.isprintable() else " " for letter in line).rstrip() for line in lines)
+    return text[-_LOG_CHARACTERS:]
+
+
+_SLICE: Final = Parameter("slice", "The slice the host belongs to.", required=True, pattern=ID_PATTERN)
+
+ROUTES: Final = (
+    Route("GET", "/v1/agent/bundle/{sha256}", fetch_bundle, gives="bytes", role=None, joins=True, query=(_SLICE,)),
+    Route(
+        "POST",
+        "/v1/agent/arriving",
+        arriving,
+        takes=bytes,
+        role=None,
+        joins=True,
+        status=204,
+        body_max=LOG_BYTES_MAX,
+        query=(
+            _SLICE,
+            Parameter("host", "Index of the host in its slice.", "integer", True, 0, limits.SLICE_HOSTS_MAX - 1),
+            Parameter("machine", "Which creation of the slice the host belongs to.", required=True, longest=128),
+            Parameter("step", "How far it is.", required=True, choices=STEPS),
+        ),
+    ),
+)
