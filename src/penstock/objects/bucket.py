@@ -4,8 +4,9 @@
 numbers, so each object carries its own as metadata: about the time in nanoseconds, one above the number that is there.
 A replacing write there is conditional on what the number was read from, so that two writers never share one; after a
 delete the number rises as the writers' clocks do. A lost answer can make a retry meet its own success: `put_new` then
-says `AlreadyThere`, as the port allows. Each object carries the SHA-256 of its bytes, which every read compares. An
-object is made by one PUT, whole or not at all; it must not use uploads in parts.
+says `AlreadyThere`, as the port allows. Each object carries the SHA-256 of its bytes, which every read compares, and
+each write is compared with what the service says it got (S3 is told a checksum and compares by itself). An object is
+made by one PUT, whole or not at all; it must not use uploads in parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -24,7 +26,7 @@ from obstore.store import GCSStore, S3Store
 from typing_extensions import override
 
 from penstock.objects.names import parts_of
-from penstock.ports.objects import AlreadyThere, Kept, ObjectsError, Stored
+from penstock.ports.objects import AlreadyThere, Damaged, Kept, ObjectsError, Stored
 
 if TYPE_CHECKING:
     from obstore import Attributes, PutMode
@@ -36,6 +38,8 @@ STAMP: Final = "penstock-generation"
 SHA256: Final = "penstock-sha256"
 #: A read whose bytes were damaged on the way is done again, this often.
 READS: Final = 2
+#: A write whose bytes were damaged on the way is done again, this often.
+WRITES: Final = 3
 #: Writers that replace one name at the same time take turns, this often.
 TURNS: Final = 50
 PAGE: Final = 1000
@@ -46,6 +50,7 @@ _RETRY: Final[RetryConfig] = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
 }
 _DENIED: Final = re.compile(r"status code: 40[13]\b")
+_MD5: Final = re.compile("[0-9a-f]{32}")
 _LONG_BYTES: Final = 1 << 20  #: hashing more than this would hold up the event loop
 _CONNECT_S: Final = 5
 _WHOLE_S: Final = 120  #: one request, with the largest artifact on a slow line
@@ -58,9 +63,10 @@ class NoBucket(ObjectsError):
 class BucketObjects:
     """Implements `ports.objects.Stock` on Cloud Storage, whose writes are numbered by the service."""
 
-    def __init__(self, store: GCSStore | S3Store, address: str, prefix: str) -> None:
-        """`prefix` is "" or ends with a slash: everything is kept under it."""
+    def __init__(self, store: GCSStore | S3Store, address: str, prefix: str, open_at: str | None = None) -> None:
+        """`prefix` is "" or ends with a slash: everything is kept under it. `open_at`: where nobody asks who reads."""
         self._store = store
+        self._open_at = open_at
         self._address = address
         self._prefix = prefix
 
@@ -91,7 +97,7 @@ class BucketObjects:
                     return None
                 if found.attributes.get(SHA256) in (None, await _sha256(data)):  # None: somebody else put it there
                     return Stored(data, self._generation(found.meta["version"], found.attributes))
-        raise ObjectsError(f"{self._address}: {path}: the bytes are not those that were written; they are damaged")
+        raise Damaged(f"{self._address}: {path}: the bytes are not those that were written; they are damaged")
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         return tuple(kept.path for kept in await self.survey(prefix))
@@ -128,6 +134,14 @@ class BucketObjects:
             # Payloads put their checkpoints here themselves: their names need not be names we would give.
             await asyncio.gather(*(one(path) for path in await self.list(folder + "/")))
 
+    async def lend(self, path: str, seconds: float) -> str | None:
+        """Signed with this server's own credential, which the address does not hold: it opens one object, to read."""
+        parts_of(path)
+        if self._open_at is not None:
+            return f"{self._open_at}/{quote(self._prefix + path)}"
+        with self._refusing(path):
+            return await obstore.sign_async(self._store, "GET", self._prefix + path, timedelta(seconds=seconds))
+
     async def delete(self, path: str) -> None:
         parts_of(path)
         with self._refusing(path):
@@ -138,10 +152,17 @@ class BucketObjects:
 
     async def _write(self, path: str, data: bytes, mode: PutMode) -> int:
         about: Attributes = {SHA256: await _sha256(data)}
-        written = await obstore.put_async(
-            self._store, self._prefix + path, data, mode=mode, use_multipart=False, attributes=about
-        )
-        return self._generation(written["version"], {})
+        md5 = await _md5(data)
+        for _ in range(WRITES):
+            written = await obstore.put_async(
+                self._store, self._prefix + path, data, mode=mode, use_multipart=False, attributes=about
+            )
+            tag = (written["e_tag"] or "").strip('"')
+            if not _MD5.fullmatch(tag) or tag == md5:  # objects under a customer's key have other tags
+                return self._generation(written["version"], {})
+            # Damaged on the way: these very bytes in the place of that very write, whoever else writes.
+            mode = {"e_tag": written["e_tag"], "version": written["version"]}
+        raise ObjectsError(f"{self._address}: {path}: {WRITES} times other bytes arrived than were sent")
 
     def _generation(self, version: str | None, _attributes: Mapping[str, str]) -> int:
         if version is None or not version.isdigit():
@@ -226,16 +247,14 @@ def open_gcs(bucket: str, prefix: str, environment: Mapping[str, str]) -> Bucket
     """
     emulator = environment.get("STORAGE_EMULATOR_HOST", "")
     options = _client(http=bool(emulator))
-    address = f"gs://{bucket}/{prefix}"
+    address = f"gs://{bucket}/{prefix}".rstrip("/")
     if emulator:
         url = emulator if "://" in emulator else f"http://{emulator}"
+        url = url.rstrip("/")
         # A token, though nobody looks at it: without one each write would ask the metadata address for one.
-        store = GCSStore(
-            bucket, base_url=url.rstrip("/"), bearer_token="emulator", client_options=options, retry_config=_RETRY
-        )
-    else:
-        store = GCSStore(bucket, client_options=options, retry_config=_RETRY)
-    return BucketObjects(store, address.rstrip("/"), prefix)
+        store = GCSStore(bucket, base_url=url, bearer_token="emulator", client_options=options, retry_config=_RETRY)
+        return BucketObjects(store, address, prefix, open_at=f"{url}/{bucket}")
+    return BucketObjects(GCSStore(bucket, client_options=options, retry_config=_RETRY), address, prefix)
 
 
 def open_s3(bucket: str, prefix: str, environment: Mapping[str, str], now: Callable[[], float]) -> StampedObjects:
@@ -274,6 +293,13 @@ async def _sha256(data: bytes) -> str:
     if len(data) < _LONG_BYTES:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
+
+
+async def _md5(data: bytes) -> str:
+    """What Cloud Storage names the bytes it got by, as an ETag."""
+    if len(data) < _LONG_BYTES:
+        return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return (await asyncio.to_thread(lambda: hashlib.md5(data, usedforsecurity=False))).hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -78,6 +78,9 @@ class DirectoryObjects:
     async def survey(self, prefix: str) -> tuple[Kept, ...]:
         return await asyncio.to_thread(self._survey, prefix)
 
+    async def lend(self, path: str, seconds: float) -> str | None:  # noqa: ARG002 (there is none to give)
+        return None  # hosts of this machine read it where it is
+
     async def remove(self, folder: str) -> None:
         await asyncio.to_thread(self._remove, folder)
 

@@ -99,6 +99,9 @@ class MemoryObjects:
         for path in await self.list(folder + "/"):
             await self.delete(path)
 
+    async def lend(self, path: str, seconds: float) -> str | None:  # noqa: ARG002 (there is none to give)
+        return None
+
     def peek(self, path: str) -> Stored | None:
         """The object as it truly is, past all faults: for checkers."""
         return self._bucket.objects.get(path)

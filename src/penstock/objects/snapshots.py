@@ -64,17 +64,24 @@ class Walked(NamedTuple):
     files: list[Seen]
     links: dict[str, str]
     folders: list[str]
+    own: list[str]  #: our own state, left out
 
 
-def freeze(directory: Path, cache: Path | None = None, progress: Progress | None = None) -> Frozen:
-    """Freeze a directory. `cache` is a folder where hashes are remembered between calls; None: everything is read."""
+def freeze(
+    directory: Path, cache: Path | None = None, progress: Progress | None = None, *, without: Path | None = None
+) -> Frozen:
+    """Freeze a directory. `cache` is a folder where hashes are remembered between calls; None: everything is read.
+
+    `without` is a folder that stays out, wherever it lies in there: our own state, which changes while it is read.
+    """
     if not directory.is_dir():
         raise BadSnapshot("directory", str(directory), "is not a directory", "give one that exists")
     directory = directory.resolve()
     remembered = Remembered(cache, directory)
-    walked = _walk(directory)
+    walked = _walk(directory, without)
     total = _check_total(walked.files)
     links, notes = _inner_links(walked.links)
+    notes += [f"{path}: left out, the state directory of Penstock itself" for path in walked.own]
     reader = Reader(directory, remembered)
     contents = list(reader.read(walked.files, lambda done: progress(done, total) if progress else None))
     numbers = {id: number for number, id in enumerate(sorted(reader.blobs))}
@@ -99,14 +106,17 @@ def freeze(directory: Path, cache: Path | None = None, progress: Progress | None
     return Frozen(manifest, tuple(notes), reader)
 
 
-def measure(directory: Path) -> tuple[int, int]:
+def measure(directory: Path, without: Path | None = None) -> tuple[int, int]:
     """How many files, and how many bytes of content, a freeze would hold; reads none of them."""
-    walked = _walk(directory.resolve())
+    walked = _walk(directory.resolve(), without)
     return len(walked.files), _check_total(walked.files)
 
 
-def _walk(directory: Path) -> Walked:
-    walked = Walked([], {}, [])
+def _walk(directory: Path, without: Path | None) -> Walked:
+    walked = Walked([], {}, [], [])
+    own = str(without.resolve()) if without is not None else None
+    if own == str(directory):
+        raise BadSnapshot("directory", own, "is the state directory of Penstock itself", "go to your project first")
     todo: list[tuple[str, tuple[Level, ...]]] = [("", above(directory))]
     while todo:
         folder, levels = todo.pop()
@@ -127,7 +137,9 @@ def _walk(directory: Path) -> Walked:
             if ignored(levels, path, folder=child.is_dir(follow_symlinks=False)):
                 continue
             check_path(path)
-            if child.is_dir(follow_symlinks=False):
+            if child.path == own:
+                walked.own.append(path)
+            elif child.is_dir(follow_symlinks=False):
                 todo.append((path + "/", levels))
             else:
                 _take(walked, directory, path, child)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from penstock.domain.lifecycle import JobState, SliceState
-from penstock.domain.nouns import Command, Control, Quota, Snippet, Task
+from penstock.domain.nouns import Command, Control, Job, Member, Quota, Snippet, Task
 from penstock.ports.store import Reader, Transaction
 from tests.contract.store.examples import (
     a_job,
@@ -31,6 +33,7 @@ def test_an_empty_store_answers_nothing(on: Harness) -> None:
             r.job("j"), r.jobs(["j"]), r.jobs([]), r.job_by_key("red", "k"), r.dependants("j"),
             r.jobs_page(team=None, states=(), after=None, limit=5), r.jobs_with_prefix("j", 5),
             r.snapshots_page("", 5), r.resumed_by_live(),
+            r.under_way("red/a"), r.first_held("red/a"), r.queue_in_use("main"),
             r.heads(["main"], 5), r.heads([], 5), r.waiting_counts(), r.live_jobs(),
             r.attempt("a"), r.attempts(["a"]), r.live_attempts(), r.attempts_of("j"),
             r.slice("s"), r.slices(["s"]), r.live_slices(), r.race("r"), r.tombstones(0.0),
@@ -42,7 +45,7 @@ def test_an_empty_store_answers_nothing(on: Harness) -> None:
     assert on.read(look) == [
         None, [], [], None, [],
         [], [],
-        [], [],
+        [], [], 0, None, None,
         {"main": []}, {}, {}, [],
         None, [], [], [],
         None, [], [], [], [],
@@ -195,6 +198,31 @@ def test_a_job_joins_the_heads_when_it_is_unblocked_and_leaves_when_it_was_place
     on.transact(lambda tx: tx.save(back, "job.requeued"))
     assert on.read(heads) == []
     assert [job.id for job in on.read(lambda r: r.live_jobs())] == ["j0001"]
+
+
+def test_an_array_knows_who_is_under_way_and_who_is_next(on: Harness) -> None:
+    def member(number: int, array: str = "sweep", **changes: Any) -> Job:
+        job = a_job(number, **changes)
+        return replace(job, spec=replace(job.spec, member=Member(array=array, index=number, at_most=2)))
+
+    def count(r: Reader) -> tuple[int, str | None]:
+        held = r.first_held("red/sweep")
+        return r.under_way("red/sweep"), None if held is None else held.id
+
+    jobs = on.transact(
+        submit, member(1), member(2, blocked=1), member(3, held=True), member(4, held=True, priority=5),
+        member(5, "other"), member(6, team="blue"), a_job(7),
+    )  # fmt: skip
+    assert on.read(count) == (1, "j0004")
+    assert [job.id for job in on.read(lambda r: r.heads(["main"], 9))["main"]] == ["j0001", "j0005", "j0006", "j0007"]
+    on.transact(lambda tx: tx.save(replace(jobs[3], held=False), "job.released"))
+    assert on.read(count) == (2, "j0003")
+    placed, _ = on.transact(place, jobs[0], an_attempt(1))
+    assert on.read(count) == (2, "j0003"), "one that runs keeps its place"
+    on.transact(lambda tx: tx.save(replace(placed, state=JobState.CANCELLED, finished_at=9.0), "job.cancelled"))
+    assert on.read(count) == (1, "j0003")
+    assert on.read(lambda r: r.queue_in_use("main")) == "j0002"
+    assert on.read(lambda r: r.queue_in_use("other")) is None
 
 
 def test_live_jobs_were_placed_and_are_not_finished(on: Harness) -> None:
