@@ -24,7 +24,6 @@ from penstock.capacity import processes
 from penstock.capacity.slice_files import SliceFiles
 from penstock.client import Client
 from penstock.domain import limits
-from penstock.domain.lifecycle import FAILURE_CAUSES
 from penstock.wire.api import CommandRequest, JobRequest
 from tests.process.shop import ENDED, RUN_S, Shop, soon
 from tests.tidy.tracked import ROOT
@@ -191,17 +190,16 @@ def test_server_and_agent_killed_while_a_job_runs_change_nothing_of_it(shop: Sho
     assert shop.result(job)["result"] == {"lines": 400}
 
 
-@pytest.mark.parametrize(("retries", "state", "attempts"), [(0, "failed", 1), (1, "succeeded", 2)])
-def test_after_kill_9_of_a_payload_its_policy_decides(shop: Shop, retries: int, state: str, attempts: int) -> None:
+@pytest.mark.parametrize(("rule", "state", "attempts"), [("pass", "failed", 1), ("pre", "succeeded", 2)])
+def test_after_kill_9_of_a_payload_its_policy_decides(shop: Shop, rule: str, state: str, attempts: int) -> None:
     mark = f"killed-{secrets.token_hex(6)}"
-    job = shop.submit("say('up')\nif os.environ['PENSTOCK_FENCE'] == '1': gate('never')", mark, max_retries=retries)
+    job = shop.submit("say('up')\nif os.environ['PENSTOCK_FENCE'] == '1': gate('never')", mark, rule=rule)
     shop.says(job, b"up")
     for payload in shop.payloads(mark):
         processes.send(payload, signal.SIGKILL)
     view = shop.ended(job)
     assert (view["state"], len(view["attempts"])) == (state, attempts), view
-    assert view["attempts"][0]["exit_code"] == 137
-    assert view["attempts"][0]["cause"] in FAILURE_CAUSES
+    assert (view["attempts"][0]["exit_code"], view["attempts"][0]["cause"]) == (137, "infra")
     assert shop.log(job) == b"up\n" * attempts
 
 
@@ -238,7 +236,7 @@ def test_cancel_and_timeout_end_the_whole_tree(shop: Shop) -> None:
             shop.says(job, b"daemon")
             assert len(shop.payloads(marks[each])) == 2
             assert shop.command("cancel", job).returncode == 0
-            cancelled_at[each] = time.monotonic()
+            cancelled_at[each] = time.time()  # noqa: TID251 (compared with the server's stamps)
     for each, mark in marks.items():
         view = shop.ended(jobs[each])
         assert not shop.payloads(mark)
@@ -247,7 +245,7 @@ def test_cancel_and_timeout_end_the_whole_tree(shop: Shop) -> None:
         grace_s = limits.GRACE_S if "deaf" in each else 0.0
         ran_s = view["finished_at"] - view["started_at"]
         if "cancel" in each:
-            assert time.monotonic() - cancelled_at[each] < limits.GRACE_S + 15.0  # the others were waited for before
+            assert view["finished_at"] - cancelled_at[each] < grace_s + 5.0, f"{each} took too long"
         else:
             assert 8.0 <= ran_s < 8.0 + grace_s + 5.0, f"{each} ran {ran_s:.1f} s"
 

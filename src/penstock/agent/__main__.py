@@ -42,6 +42,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", type=int, default=0, help="index of this host in its slice")
     parser.add_argument("--provider-id", default="", help="which incarnation of the slice this machine belongs to")
     parser.add_argument("--token-file", type=Path, help="holds the join token of the slice")
+    parser.add_argument("--metadata", default="", help="address of the machine's metadata server, up to /instance")
     given = parser.parse_args(argv)
     if not given.power_off:
         for name in ("server", "slice", "provider_id", "token_file"):
@@ -61,7 +62,9 @@ async def _run(given: argparse.Namespace, token: str) -> None:
     state = given.state.resolve()
     kept = record.load(state / "record.json") or record.Record(incarnation=secrets.token_hex(8))
     place = Place(slice=given.slice, host=given.host, provider_id=given.provider_id)
-    agent = Agent(Host(place, state, Link(given.server), SystemClock(), kept), token)
+    host = Host(place, state, Link(given.server), SystemClock(), kept)
+    host.metadata = given.metadata
+    agent = Agent(host, token)
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)

@@ -32,6 +32,18 @@ class Group(msgspec.Struct, frozen=True):
         """Files into which a process writes itself to enter."""
         return [f"{folder}/cgroup.procs" for folder in self.folders.values()]
 
+    def limit(self, *, memory_bytes: int | None, tasks: int) -> None:
+        """What all its processes together may use; without a number of bytes memory stays as it is."""
+        for kind, path in self.folders.items():
+            folder = Path(path)
+            if kind == "memory" and memory_bytes is not None:
+                _write(folder / "memory.limit_in_bytes", str(memory_bytes))
+                _write(folder / "memory.memsw.limit_in_bytes", str(memory_bytes))
+            elif memory_bytes is not None:
+                _write(folder / "memory.max", str(memory_bytes))
+                _write(folder / "memory.swap.max", "0")
+            _write(folder / "pids.max", str(tasks))
+
     def everyone(self) -> list[str]:
         """The `cgroup.procs` of the group and of groups a payload made below it."""
         found: list[str] = []
@@ -65,6 +77,8 @@ class Group(msgspec.Struct, frozen=True):
         """Whether it is gone. Folders of groups go only once the kernel has buried everybody who was in them."""
         gone = True
         for folder in self.folders.values():
+            if _remove(Path(folder)):
+                continue  # as nearly always: few payloads make groups of their own
             for each, _, _ in os.walk(folder, topdown=False):
                 gone = _remove(Path(each)) and gone
         return gone
@@ -121,14 +135,11 @@ def make(hierarchies: Hierarchies, name: str, *, memory_bytes: int | None, tasks
         folders[kind] = str(folder)
         if kind == "unified":
             _delegate(Path(parent))
-        if kind in ("memory", "unified") and memory_bytes is not None:
-            names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if kind == "memory" else ("memory.max",)
-            for each in names:
-                _write(folder / each, str(memory_bytes))
-            _write(folder / "memory.swap.max", "0")
-        if kind in ("pids", "unified"):
-            _write(folder / "pids.max", str(tasks))
-    return Group(folders) if folders else None
+    if not folders:
+        return None
+    group = Group(folders)
+    group.limit(memory_bytes=memory_bytes, tasks=tasks)
+    return group
 
 
 def _delegate(parent: Path) -> None:

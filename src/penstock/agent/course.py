@@ -12,26 +12,31 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 
-from penstock.agent import uploads
+from penstock.agent import homes, uploads
 from penstock.agent.cgroups import remove_noted
+from penstock.agent.checkpoints import Carried
 from penstock.agent.host import Host
-from penstock.agent.launch import NotStarted, Prepared, Running, group_of, prepare, start
-from penstock.agent.layout import STREAMS, Layout, attempt_home
+from penstock.agent.launch import NotStarted, Prepared, Running, fetch, group_of, prepare, start
+from penstock.agent.layout import STREAMS, Layout, attempt_home, own_checkpoints, own_jax_cache
+from penstock.agent.link import Refused, Silent
 from penstock.agent.record import Kept
 from penstock.agent.spool import Spool
-from penstock.agent.tree import Ended, Limits, Tree, memory_for
+from penstock.agent.tree import Ended, Handle, Limits, Tree, memory_for
 from penstock.agent.watch import Watch
 from penstock.domain import limits
 from penstock.domain.custody import Held, Phase
 from penstock.domain.endings import STOPPED
 from penstock.domain.nouns import Exit
-from penstock.wire.agent import LaunchSpec
+from penstock.wire.agent import FenceWay, LaunchSpec
 from penstock.wire.api import ErrorView, ProgressView
 
 logger = logging.getLogger(__name__)
 
-RUNNING_TOLD_S = 0.02  #: nobody sees the difference, and a short snippet costs the server one report less
+RUNNING_TOLD_S = 0.1  #: nobody sees the difference, and a short snippet costs the server one report less
+WAY_FIRST_S, WAY_AGAIN_S = 2.0, 24 * 3600.0  #: short payloads end before it is asked for; long ones outlive an address
+SIGKILLED = 137  #: what a shell says of a program that SIGKILL ended
 GATE_S = 60.0  #: how long a payload waits for the accelerators; libtpu needs seconds to let go
 
 
@@ -48,10 +53,13 @@ class Course:
         self._layout = Layout(home=home, checkpoint=str(home), restore=None, jax_cache=str(home))
         files = {name: self._layout.stream(name) for name in STREAMS}
         self._spool = Spool(host.link, launch.attempt, launch.rank, files, kept.durable)
+        folders = own_checkpoints(home, launch.fence), Path(own_jax_cache(host.state, launch.job))
+        self._carried = Carried(host.link, launch, *folders, self._layout.pins, self._say_or_complain)
+        self._lost = False  #: with the machine's reboot
         self._watch = Watch(self._layout.progress, host.since_boot)
         self._running: Running | None = None
         self._preparing: asyncio.Task[Prepared] | None = None
-        self._leaving: asyncio.Task[tuple[str, ...]] | None = None
+        self._leaving: asyncio.Task[object] | None = None
         self._killed = False
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: set[asyncio.Task[object]] = set()
@@ -108,11 +116,15 @@ class Course:
             await self._passage.aclose()
             await self._not_started(failed)
         else:
+            if self._watch.hidden is None:
+                self._spawn(self._secrets())
             await self._run(self._running)
 
     def _adopt(self) -> Running | None:
         """What an agent before this one started; None: nothing was."""
         kept, launch = self.kept, self.kept.launch
+        if self._lost:
+            raise NotStarted(_lost("the machine was rebooted under it"), agent="process_lost")
         if kept.handle is not None:
             found = _adopted(kept)
             if found is None:
@@ -131,7 +143,7 @@ class Course:
             raise NotStarted(_lost("it was stopped before it started"))
         self._preparing = asyncio.create_task(self._prepare())
         try:
-            ready, _ = await asyncio.gather(self._preparing, self._host.note(self.kept.launch))
+            ready, _ = await asyncio.gather(self._preparing, self._host.save_first(self.kept))
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -142,14 +154,21 @@ class Course:
             self._preparing = None
         self.kept.wanted, self.kept.grace_s = ready.spec.outputs, ready.spec.stop_grace_s
         self.kept.warm = not ready.argv
+        self._watch.hidden = tuple(ready.spec.secrets.values())
         if not self.kept.warm:
-            self._host.save()  # a command is found by its shim, whatever this agent still writes; a snippet is not
-        return await start(self._host, ready)
+            self._host.save(self.kept)  # a command is found by its shim, whatever this agent still writes
+        return await start(self._host, ready, self._begun)
+
+    def _begun(self, handle: Handle | None) -> None:
+        """Its processes are there. A snippet still waits for the word then, so no later agent starts it again (S11)."""
+        kept = self.kept
+        kept.phase, kept.handle, kept.began = Phase.RUNNING, handle, self._host.since_boot()
+        self._host.save(kept)
 
     async def _prepare(self) -> Prepared:
         """Up to the gate of the accelerators, and through it: who was there before has let go of them."""
         given, self._spec = self._spec, None
-        ready = await prepare(self._host, self.kept.launch.attempt, given)
+        ready = await prepare(self._host, self.kept.launch.attempt, given, self._complain)
         if not ready.shared:
             from penstock.agent.devices import Busy
 
@@ -163,12 +182,16 @@ class Course:
     async def _run(self, running: Running) -> None:
         kept = self.kept
         if kept.phase is Phase.LAUNCHED:
-            kept.phase, kept.handle, kept.began = Phase.RUNNING, running.handle, self._host.since_boot()
-            self._host.save()
-            # What ends well within a moment is told once: its end says that it ran.
-            self._later(RUNNING_TOLD_S, self._on_change)
+            self._begun(running.handle)
+        # What ends well within a moment is told once: its end says that it ran.
+        self._later(RUNNING_TOLD_S, self._on_change)
         self._time(running)
         following = [self._task(self._spool.follow()), self._task(self._watch.follow(running, self._say, self._poke))]
+        if self._host.root is None:
+            following += [self._task(each) for each in self._carried.follow()]
+            for task in following[-2:]:
+                task.add_done_callback(self._done)
+            following.append(self._task(self._learn_fence_way()))
         try:
             ended = await running.wait()
         finally:
@@ -176,7 +199,7 @@ class Course:
                 task.cancel()
             self._cancel_timers()
             await self._passage.aclose()
-        await asyncio.to_thread(self._host.keeping.drain, kept.launch.attempt)
+        await self._host.keeping.drained(kept.launch.attempt)
         await self._finish(running, ended)
 
     def _time(self, running: Running) -> None:
@@ -197,9 +220,10 @@ class Course:
         if not exit.well:
             self._on_change()  # a bad end does not say that it ran: that is told while its files are on their way
         if not self._killed:
-            self._leaving = asyncio.create_task(self._send_all(exit))
+            by_itself = ended.signal is None and ended.code != SIGKILLED
+            self._leaving = leaving = asyncio.create_task(self._send_all(exit, by_itself=by_itself))
             try:
-                outputs = await self._leaving
+                outputs = await leaving
             except asyncio.CancelledError:
                 current = asyncio.current_task()
                 if current is not None and current.cancelling():
@@ -208,7 +232,8 @@ class Course:
         running.close()
         self._end(exit, outputs)
 
-    async def _send_all(self, exit: Exit) -> tuple[str, ...]:
+    async def _send_all(self, exit: Exit, *, by_itself: bool | None = None) -> tuple[str, ...]:
+        """Everything. `by_itself`: whether the payload left on its own; None: it never ran, and saved nothing."""
         launch = self.kept.launch
         left = uploads.Left(
             attempt=launch.attempt,
@@ -217,10 +242,24 @@ class Course:
             folder=self._layout.output,
             report=self._layout.result,
             error=self._error if self._error is not None else _error_of(exit),
+            hidden=() if by_itself is None else await self._secrets(),
         )
+        if self._host.root is None and by_itself is not None:
+            await self._carried.finish(by_itself=by_itself)
         outputs, _ = await asyncio.gather(uploads.send(self._host.link, left, self._complain), self._spool.flush())
-        await self._spool.flush()  # what the upload complained of
+        await self._spool.deliver()  # also what the upload complained of
         return outputs
+
+    async def _secrets(self) -> tuple[str, ...]:
+        """Values that must not leave this host. No file has them, so an agent that took a payload over asks again."""
+        if self._watch.hidden is None:
+            try:
+                spec = await fetch(self._host, self.kept.launch.attempt)
+            except NotStarted:  # such as a secret that was removed since: its value is not known any more
+                self._watch.hidden = ()
+            else:
+                self._watch.hidden = tuple(spec.secrets.values())
+        return self._watch.hidden
 
     async def _not_started(self, failed: NotStarted) -> None:
         self._error = failed.error
@@ -231,8 +270,14 @@ class Course:
             facts = Ended(code=failed.code)
             self._complain(failed.error.message)
         exit = self._exit(facts)
-        if failed.agent != "process_lost" and not self._killed and not self.kept.stopping:
-            self._leaving = asyncio.create_task(self._send_all(exit))
+        leaving: Coroutine[object, object, object] | None = None
+        if failed.agent == "process_lost":
+            if self._host.root is None and not self._killed:
+                leaving = self._carried.finish(by_itself=False)  # nobody saw it end, but what it saved is there
+        elif not self._killed and not self.kept.stopping:
+            leaving = self._send_all(exit)
+        if leaving is not None:
+            self._leaving = asyncio.create_task(leaving)
             await asyncio.wait((self._leaving,))
         self._end(exit, ())
 
@@ -264,7 +309,7 @@ class Course:
         kept.phase, kept.exit, kept.outputs, kept.durable = Phase.EXITED, exit, outputs, self._spool.durable
         self._watch.look()  # its last words go with the report of its end
         self._cancel_timers()
-        self._host.save()
+        self._host.save(kept)
         self._on_change()
 
     # --- what is done to it ---
@@ -275,7 +320,7 @@ class Course:
             return
         kept.stopping, kept.said, kept.notice = True, agent, notice
         kept.grace_s = kept.grace_s if grace_s is None else min(grace_s, kept.grace_s)
-        self._host.save()
+        self._host.save(kept)
         if self._preparing is not None:
             self._preparing.cancel()
         elif self.alive and self._running is not None:
@@ -307,7 +352,9 @@ class Course:
         """The machine was rebooted under it: nobody saw it end, unless its exit was written before."""
         if self.kept.phase is not Phase.EXITED and not (self._layout.home / "exit.json").exists():
             self.kept.said = self.kept.said or "process_lost"
-            self._end(self._exit(Ended(lost=True)), ())
+            self._lost = self._carried.anything  # then that goes first
+            if not self._lost:
+                self._end(self._exit(Ended(lost=True)), ())
 
     def refuse(self, agent: str) -> None:
         """It will not run here; the server is told why."""
@@ -321,21 +368,20 @@ class Course:
 
     async def clear_away(self) -> None:
         """Its end is with the server and so are its logs: nothing of it need stay on this disk."""
-        if self._host.record.held.pop(self.kept.launch.attempt, None) is not None:
-            self._host.save_soon()  # without it the next agent asks once more whether to forget
-        await asyncio.to_thread(self._remove)
-        self.cleared = True
-
-    def _remove(self) -> None:
-        if not remove_noted(self._layout.home / "group.json", limits.KILL_S):
+        self._host.drop(self.kept.launch.attempt)
+        note = self._layout.home / "group.json"
+        if note.exists() and not await asyncio.to_thread(remove_noted, note, limits.KILL_S):
             logger.warning("attempt %s: its control group is still busy", self.kept.launch.attempt)
-        self._layout.remove()
+        # Only of a snippet it is certain that none of its processes can hold on to anything there.
+        if not (self.kept.warm and homes.give_back(self._layout, self._host.spares)):
+            await asyncio.to_thread(self._layout.remove)
+        self.cleared = True
 
     def forget(self) -> None:
         """The server has its end. Logs that are not durable yet stay until they are."""
         self.kept.forgotten = True
         if self._tasks:
-            self._host.save()
+            self._host.save(self.kept)
         else:
             self._spawn(self.clear_away())
 
@@ -345,7 +391,24 @@ class Course:
         for task in self._tasks:
             task.cancel()
 
+    async def _learn_fence_way(self) -> None:
+        """Ask where this attempt's fence can be read when the server is away; an address lasts for some days."""
+        rest_s = WAY_FIRST_S
+        while True:
+            await asyncio.sleep(rest_s)
+            try:
+                path = f"/v1/agent/attempts/{self.kept.launch.attempt}/fence"
+                way = await self._host.link.ask("GET", path, None, FenceWay)
+            except (Silent, Refused):
+                rest_s = limits.SYNC_S
+                continue
+            self.kept.fence_url, rest_s = way.url or "", WAY_AGAIN_S
+            self._host.save(self.kept)
+
     # --- small things ---
+    def _say_or_complain(self, text: str) -> None:
+        self._say(text) if self.alive else self._complain(text)
+
     def _say(self, text: str) -> None:
         """A line of the agent's own in the payload's log; lost if nobody takes the log in."""
         try:

@@ -23,7 +23,9 @@ from typing import Final, Protocol
 import msgspec
 
 from penstock.agent.blobs import BlobFolder, Fetch, Fetched
+from penstock.agent.hiding import hide
 from penstock.agent.recipes import BadRecipe, Recipe, agent_paths, recipe_for
+from penstock.agent.shelf import make_room
 from penstock.objects.archive import NoRoom, unpack
 from penstock.objects.content import BadBlob
 from penstock.objects.manifest import Manifest, parse
@@ -37,6 +39,10 @@ READS_AT_ONCE: Final = 16  #: a full pipe; more at a time would let a flood hold
 PASSED: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE",
                  "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # fmt: skip
 PASSED_PREFIXES: Final = ("PIP_", "UV_")
+#: What pip, uv and curl say when the fault is not in what was asked for.
+AWAY: Final = ("NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "Temporary failure in name resolution",
+               "Connection reset by peer", "503 Service Unavailable", "502 Bad Gateway", "Could not resolve host",
+               "error sending request for url", "dns error", "No space left on device")  # fmt: skip
 
 #: Takes what a set-up prints; it belongs into the job's log.
 Output = Callable[[bytes], None]
@@ -116,7 +122,7 @@ async def prepare(
     own = Prepared(work=layout.work, python=Path(sys.executable), path=(str(Path(sys.executable).parent),))
     if not isinstance(payload, CommandRequest) or payload.snapshot is None:
         layout.work.mkdir(parents=True, exist_ok=True)
-        if not isinstance(payload, CommandRequest) or not payload.setup.strip():
+        if not payload.setup.strip():
             return own
         manifest, snapshot = Manifest(), ""
     else:
@@ -254,6 +260,7 @@ class _Builder:
             try:
                 await self._build()
                 mark.write_text(self._recipe.kind)
+                await asyncio.to_thread(make_room, self._home.parent, self._home)
             except OSError as error:
                 await asyncio.to_thread(_clear, self._home)
                 raise HostFault(f"an environment cannot be built here: {error}") from error
@@ -278,6 +285,8 @@ class _Builder:
         for command in self._commands(venv):
             self._say(" ".join(command))
             code = await self._step(command)
+            if code != 0 and (word := _unreached(self._said())):
+                raise HostFault(f"the set-up did not reach what it needs ({word}): {' '.join(command)[:200]}")
             if code != 0:
                 raise SetupFailed(
                     f"the set-up failed with exit code {code}: {' '.join(command)[:200]}",
@@ -334,10 +343,12 @@ class _Builder:
 
     def _said(self) -> str:
         """The end of the output, without the values of secrets: it travels further than the log does."""
-        text = self._tail.decode("utf-8", errors="replace")
-        for value in self._spec.secrets.values():
-            text = text.replace(value, "***") if value else text
-        return text
+        return hide(self._tail.decode("utf-8", errors="replace"), tuple(self._spec.secrets.values()))
+
+
+def _unreached(said: str) -> str | None:
+    """The words of an installer that found the network or the index away; then another host, or later, may do."""
+    return next((word for word in AWAY if word in said), None)
 
 
 def _still_there(mark: Path) -> bool:

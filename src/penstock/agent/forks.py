@@ -125,9 +125,9 @@ class WarmTree(Tree):
 
     @override
     def close(self) -> None:
+        """Its group goes with its home: the kernel takes its time with it, and nobody waits then."""
         if self._over is not None:
             self._over.close()
-        super().close()
 
 
 class Fork:

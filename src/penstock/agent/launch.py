@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from penstock.agent import cgroups
+from penstock.agent import cgroups, homes, restoring
+from penstock.agent.hiding import forms
 from penstock.agent.host import Host
 from penstock.agent.layout import STREAMS, Layout, environment, lay_out
 from penstock.agent.link import BYTES_S, Refused, Silent
@@ -26,6 +30,8 @@ from penstock.wire.api import ErrorView, SnippetRequest
 if TYPE_CHECKING:
     from penstock.agent import environment as environments
     from penstock.agent.sandbox import Walls
+
+logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 5.0
 
@@ -71,19 +77,32 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.spec.payload, SnippetRequest) and self.spec.payload.isolation == "inline"
 
 
-async def prepare(host: Host, attempt: str, given: LaunchSpec | None = None) -> Prepared:
-    """All that can be done before the payload starts. May be cancelled, and repeated by the next agent."""
-    spec = given if given is not None and given.attempt == attempt else await _fetch(host, attempt)
+async def prepare(
+    host: Host, attempt: str, given: LaunchSpec | None = None, say: Callable[[str], None] = logger.info
+) -> Prepared:
+    """All that can be done before the payload starts. May be cancelled, and repeated by the next agent.
+
+    `say` takes lines for the payload's log.
+    """
+    spec = given if given is not None and given.attempt == attempt else await fetch(host, attempt)
     layout = lay_out(host.state, host.root, spec)
     try:
+        homes.take(layout, host.spares)
         layout.make()
     except OSError as error:
         raise NotStarted(
             _told("HostFault", f"the directories of the attempt: {error}"), agent="launch_failed"
         ) from error
-    env = environment(spec, layout, host.env, devices=host.gate.real, deadline=host.clock.now() + spec.timeout_s)
+    if spec.restore and host.root is None:
+        layout = msgspec.structs.replace(layout, restore=await _bring(host, spec, layout, say))
+    if (spec.restore or spec.fence > 1) and host.root is None:
+        await restoring.bring_compiled(host.link, spec.attempt, spec.rank, Path(layout.jax_cache))
+    deadline = host.clock.now() + spec.timeout_s
+    env = environment(spec, layout, host.env, devices=host.gate.real, deadline=deadline, cloud=bool(host.metadata))
     bounds = Limits(memory_bytes=memory_for(spec.memory_bytes))
     if isinstance(spec.payload, SnippetRequest):
+        if spec.payload.setup.strip():
+            env = await _set_up(host, spec, layout, env, bounds)
         return Prepared(spec=spec, layout=layout, argv=(), env=env, bounds=bounds)
     walls = await asyncio.to_thread(_probe)
     env = await _set_up(host, spec, layout, env, bounds)
@@ -97,17 +116,20 @@ async def prepare(host: Host, attempt: str, given: LaunchSpec | None = None) -> 
     return Prepared(spec=spec, layout=layout, argv=tuple(argv), env=env, bounds=bounds)
 
 
-async def start(host: Host, ready: Prepared) -> Running:
-    """Start it. Must not be cancelled: whoever wants it stopped stops what this gives back. Raises `NotStarted`."""
+async def start(host: Host, ready: Prepared, begun: Callable[[Handle], None]) -> Running:
+    """Start it. Must not be cancelled: whoever wants it stopped stops what this gives back. Raises `NotStarted`.
+
+    `begun` is told the processes of a snippet before they get the word to go; a command's are found by their shim.
+    """
     spec, layout = ready.spec, ready.layout
     streams = {name: layout.stream(name) for name in STREAMS}
-    hidden = tuple(spec.secrets.values())
+    hidden = forms(spec.secrets.values())
     try:
         if isinstance(spec.payload, SnippetRequest):
             order = stream_order(streams, hidden, ready.bounds)
-            fds = await asyncio.to_thread(host.keeping.streams, spec.attempt, order)
+            fds = await host.keeping.open_streams(spec.attempt, order)
             try:
-                return await host.warm.run(spec, layout, *fds, env=ready.env, bounds=ready.bounds)
+                return await host.warm.run(spec, layout, *fds, env=ready.env, bounds=ready.bounds, begun=begun)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -140,19 +162,29 @@ def group_of(host: Host, attempt: str, bounds: Limits) -> cgroups.Group | None:
     return group
 
 
-async def _fetch(host: Host, attempt: str) -> LaunchSpec:
+async def fetch(host: Host, attempt: str) -> LaunchSpec:
     rest_s = RETRY_FIRST_S
     while True:
         try:
             return await host.link.ask("GET", f"/v1/agent/attempts/{attempt}/launch", None, LaunchSpec)
         except Refused as refused:
             if refused.problem.code == "conflict":  # such as a secret that nobody set
-                raise NotStarted(_told("LaunchRefused", refused.problem.detail), code=1) from refused
+                told = "; ".join(filter(None, (refused.problem.detail, refused.problem.advice)))
+                raise NotStarted(_told("LaunchRefused", told), code=1) from refused
             if refused.status != 401:  # the credential is being renewed
                 raise NotStarted(_told("LaunchRefused", str(refused)), agent="launch_failed") from refused
         except Silent:
             rest_s = min(2 * rest_s, RETRY_MAX_S)
         await asyncio.sleep(rest_s)
+
+
+async def _bring(host: Host, spec: LaunchSpec, layout: Layout, say: Callable[[str], None]) -> str | None:
+    """The newest whole checkpoint of an earlier attempt, from the bucket to this disk."""
+    try:
+        brought = await restoring.restore(host.link, spec.attempt, spec.rank, layout.restored, say)
+    except (restoring.Unreadable, Refused) as error:
+        raise NotStarted(_told("HostFault", str(error)), agent="launch_failed") from error
+    return None if brought is None else str(brought)
 
 
 async def _download(host: Host, path: str) -> bytes:
@@ -172,7 +204,7 @@ async def _set_up(host: Host, spec: LaunchSpec, layout: Layout, env: dict[str, s
     from penstock.objects.manifest import BadSnapshot
 
     key = f"{spec.attempt}/setup"
-    order = stream_order({"log": layout.stream("log")}, tuple(spec.secrets.values()), bounds)
+    order = stream_order({"log": layout.stream("log")}, forms(spec.secrets.values()), bounds)
     fds: list[int] = []
 
     def heard(data: bytes) -> None:
@@ -197,7 +229,14 @@ async def _set_up(host: Host, spec: LaunchSpec, layout: Layout, env: dict[str, s
         ) from failed
     except BadSnapshot as error:
         raise NotStarted(_told("BadSnapshot", str(error)), code=1) from error
-    except (HostFault, Refused) as error:
+    except Refused as refused:
+        if refused.status != 404:
+            raise NotStarted(_told("HostFault", str(refused)), agent="launch_failed") from refused
+        told = (
+            f"its files are not on the server any more ({refused.problem.detail}); submit it again from its directory"
+        )
+        raise NotStarted(_told("SnapshotGone", told), code=1) from refused
+    except HostFault as error:
         raise NotStarted(_told("HostFault", str(error)), agent="launch_failed") from error
     finally:
         for fd in fds:

@@ -8,6 +8,7 @@ credential of the agent can reach a payload by accident. It starts nothing and t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from penstock.payload import entrance
 from penstock.wire.agent import LaunchSpec
+from penstock.wire.api import CommandRequest
 
 #: What a payload inherits from the agent: how to find programs, speak the language, and use the accelerator.
 PASSED_NAMES = frozenset(
@@ -27,6 +30,7 @@ PASSED_NAMES = frozenset(
 )  # fmt: skip
 PASSED_PREFIXES = ("JAX_", "TPU_", "LC_", "NVIDIA_")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MEGASCALE_PORT = 8080  #: where slices of one gang find each other, as libtpu expects it
 STREAMS = ("out", "err", "log")
 
 
@@ -34,8 +38,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The folders and files of one attempt on one host. `home` holds all of them but what must outlive the host."""
 
     home: Path
-    checkpoint: str  #: where this attempt saves; a path, or the address of a bucket
-    restore: str | None  #: where an earlier attempt saved
+    checkpoint: str  #: where this attempt saves
+    restore: str | None  #: where an earlier attempt saved, or what it saved was brought
     jax_cache: str
 
     @property
@@ -70,14 +74,23 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.control / "result.json"
 
     @property
+    def restored(self) -> Path:
+        """What was brought of an earlier attempt, where the root is out of reach."""
+        return self.home / "restored"
+
+    @property
+    def pins(self) -> Path:
+        """Links that hold checkpoints while they are sent; out of the payload's reach."""
+        return self.home / "pins"
+
+    @property
     def spool(self) -> Path:
         return self.home / "spool"
 
     @property
     def writable(self) -> tuple[Path, ...]:
         """What the payload may write; the spool is not among it, because bytes reach it through pipes."""
-        kept = [Path(each) for each in (self.checkpoint, self.jax_cache) if "://" not in each]
-        return (self.work, self.output, self.temporary, self.control, *kept)
+        return (self.work, self.output, self.temporary, self.control, Path(self.checkpoint), Path(self.jax_cache))
 
     def stream(self, name: str) -> Path:
         return self.spool / name
@@ -95,44 +108,54 @@ def attempt_home(state: Path, attempt: str) -> Path:
     return state / "attempts" / attempt
 
 
+def own_checkpoints(home: Path, fence: int) -> Path:
+    """Where an attempt saves that reaches the root through the server only: the agent copies it from there."""
+    return home / "checkpoints" / str(fence)
+
+
+def own_jax_cache(state: Path, job: str) -> str:
+    """The same for what JAX compiled; all attempts of a job on this host share it."""
+    return str(state / "jobs" / job / "jax-cache")
+
+
 def directory_of(root: str | None) -> Path | None:
-    """The directory behind a `file://` root; None for a bucket, or when hosts go through the server."""
+    """The directory behind a `file://` root; None when hosts go through the server."""
     if root is None or urlsplit(root).scheme != "file":
         return None
     return Path(unquote(urlsplit(root).path))
 
 
 def lay_out(state: Path, root: str | None, spec: LaunchSpec) -> Layout:
-    """Where an attempt's things are. Checkpoints and compiled code lie under the root: the next host needs them."""
-    directory = directory_of(root)
-    if directory is not None:
-        jobs = str(directory / "jobs")
-    elif root is not None:
-        jobs = f"{root.rstrip('/')}/jobs"
-    else:
-        jobs = str(state / "jobs")
+    """Where an attempt's things are. Checkpoints and compiled code lie under the root: the next host needs them.
+
+    Without a way to the root they lie here: `checkpoints` copies them, `restoring` brings them.
+    """
+    home, directory = attempt_home(state, spec.attempt), directory_of(root)
+    if directory is None:
+        jax_cache = own_jax_cache(state, spec.job)
+        return Layout(home=home, checkpoint=str(own_checkpoints(home, spec.fence)), restore=None, jax_cache=jax_cache)
+    jobs = directory / "jobs"
     return Layout(
-        home=attempt_home(state, spec.attempt),
-        checkpoint=f"{jobs}/{spec.job}/checkpoints/{spec.fence}",
+        home=home,
+        checkpoint=str(jobs / spec.job / "checkpoints" / str(spec.fence)),
         restore=_restore(jobs, spec),
-        jax_cache=f"{jobs}/{spec.job}/jax-cache",
+        jax_cache=str(jobs / spec.job / "jax-cache"),
     )
 
 
-def _restore(jobs: str, spec: LaunchSpec) -> str | None:
+def _restore(jobs: Path, spec: LaunchSpec) -> str | None:
     """The newest earlier attempt that saved anything: one that died before its first checkpoint leaves none."""
-    folders = [f"{jobs}/{job}/checkpoints/{fence}" for job, fence in spec.restore]
-    if "://" in jobs:  # nothing here can list a bucket; the payload's own library can
-        return folders[0] if folders else None
-    return next((each for each in folders if Path(each).is_dir() and any(Path(each).iterdir())), None)
+    folders = [jobs / job / "checkpoints" / str(fence) for job, fence in spec.restore]
+    return next((str(each) for each in folders if each.is_dir() and any(each.iterdir())), None)
 
 
 def environment(
-    spec: LaunchSpec, layout: Layout, own: Mapping[str, str], *, devices: bool, deadline: float
+    spec: LaunchSpec, layout: Layout, own: Mapping[str, str], *, devices: bool, deadline: float, cloud: bool = False
 ) -> dict[str, str]:
     """The payload's environment. What the user gave wins over what passes; what the contract names wins over all.
 
-    `own` is the agent's environment, `devices` whether real accelerators are here, `deadline` seconds since the epoch.
+    `own` is the agent's environment, `devices` whether real accelerators are here, `deadline` seconds since the epoch,
+    `cloud` whether this is a machine of a cloud (or of its emulator).
     """
     env = {name: value for name, value in own.items() if name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)}
     env.setdefault("PATH", DEFAULT_PATH)
@@ -163,13 +186,22 @@ def environment(
         env.setdefault("WANDB_RUN_ID", spec.wandb_run_id)
     if layout.restore is not None:
         env["PENSTOCK_RESTORE_DIR"] = layout.restore
-    if spec.coordinator is not None:
+    if spec.slices > 1 and cloud and spec.coordinator is not None:
+        env |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": f"{spec.coordinator.rpartition(':')[0]}:{MEGASCALE_PORT}",
+            "MEGASCALE_NUM_SLICES": str(spec.slices),
+            "MEGASCALE_SLICE_ID": str(spec.slice_index),
+        }
+    if spec.coordinator is not None and not (devices and cloud):
+        # On a cloud's TPUs JAX finds the hosts by itself, by the machine's metadata and what is said above.
         env |= {
             "PENSTOCK_COORDINATOR": spec.coordinator,
             "JAX_COORDINATOR_ADDRESS": spec.coordinator,
             "JAX_NUM_PROCESSES": str(spec.world_size),
             "JAX_PROCESS_ID": str(spec.rank),
         }
+    if spec.world_size > 1 and isinstance(spec.payload, CommandRequest):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*entrance.__path__, env.get("PYTHONPATH")]))
     return env
 
 

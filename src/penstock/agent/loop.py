@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 10.0  #: beyond the time a sync may wait: then the server is silent
 RETRY_FIRST_S = 0.1
 NOTICE_POLL_S = 0.2
-PROGRESS_S = 1.0  #: between two syncs that only tell of progress
+#: After an order to launch, for a short payload to end: then one sync tells of its start and its end, and brings the
+#: next order. Orders to stop it wait no longer than this.
+LINGER_S = 0.1
 
 
 class Unjoined(Exception):
@@ -51,7 +53,7 @@ class Agent:
         self._notice = False
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
-        self._polling = False
+        self._waiting = asyncio.Event()  #: a sync waits on the server
         self._server_at = self._bucket_at = host.clock.steady()
         self._fences_at = float("-inf")
 
@@ -60,7 +62,9 @@ class Agent:
         self._announce()
         self._find_record()
         self._load_credential()
-        parts = (self._sync_for_ever(), self._tell(), self._watch_notice(), self._until_unwelcome())
+        parts = [self._sync_for_ever(), self._tell(), self._watch_notice(), self._until_unwelcome()]
+        if self._host.metadata:
+            parts.append(self._watch_metadata())
         tasks = [asyncio.create_task(each) for each in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -96,10 +100,7 @@ class Agent:
     def _find_record(self) -> None:
         """Take over what an earlier agent held. After a reboot its processes are lost."""
         kept = self._host.record
-        for launch in self._host.journal.read():  # begun, perhaps, and not in the record: the machine went down
-            if launch.attempt not in kept.held and launch.fence > kept.fence(launch.job, launch.replica):
-                kept.held[launch.attempt] = Kept(launch=launch)
-                kept.raise_fence(launch.job, launch.replica, launch.fence)
+        self._host.journal.replay(kept)
         boot = record.boot_id()
         rebooted, kept.boot = kept.boot not in ("", boot), boot
         for attempt, each in list(kept.held.items()):
@@ -146,10 +147,13 @@ class Agent:
             try:
                 if not self._host.link.credential:
                     await self._join()
-                self._polling = True
                 self._news.clear()
-                await self._sync(limits.SYNC_S)
+                self._waiting.set()
+                launched = await self._sync(limits.SYNC_S)
+                self._waiting.clear()
                 rest_s, refused_since = RETRY_FIRST_S, None
+                if launched:
+                    await self._linger()
                 continue
             except Silent as silent:
                 logger.info("the server is silent: %s", silent)
@@ -160,29 +164,34 @@ class Agent:
                 refused_since = now if refused_since is None else refused_since
                 if not self._courses and now - refused_since >= limits.JOIN_TIMEOUT_S:
                     raise Unjoined(str(refused)) from refused
-            finally:
-                self._polling = False
+            self._waiting.clear()
             await self._keep_custody()
             await self._rest(rest_s)
             rest_s = min(2 * rest_s, limits.SYNC_S)
 
     async def _tell(self) -> None:
-        """News goes at once, beside the sync that waits. When the server is silent, the next sync carries it."""
+        """News goes at once, beside the sync that waits. When none waits, the next one carries it."""
         while True:
+            await self._waiting.wait()
             await self._news.wait()
-            self._news.clear()
-            if self._polling:
+            if self._waiting.is_set():
+                self._news.clear()
                 with contextlib.suppress(Silent, Refused):  # the waiting sync meets the same, and deals with it
                     await self._sync(0.0)
-            else:
-                await asyncio.sleep(RETRY_FIRST_S)
 
-    async def _sync(self, wait_s: float) -> None:
+    async def _linger(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await self._news.wait()
+
+    async def _sync(self, wait_s: float) -> bool:
+        """Tell and obey; whether that began anything."""
         progress = {name: said for name, course in self._courses.items() if (said := course.progress) is not None}
-        sent = AgentSync(request=self._request(), wait_s=wait_s, progress=progress)
+        sent = AgentSync(request=self._request(), wait_s=wait_s, progress=progress, address=self._host.address)
         reply = await self._host.link.ask("POST", "/v1/agent/sync", sent, Orders, timeout_s=wait_s + ANSWER_S)
         self._server_at = self._bucket_at = self._host.clock.steady()
         await self._obey(reply, reply.spec)
+        return reply.launch is not None
 
     def _request(self) -> SyncRequest:
         place = self._host.place
@@ -253,7 +262,8 @@ class Agent:
             launch = course.kept.launch
             seen = None
             try:
-                stored = await self._host.fence_object(fence_path(launch.job, launch.replica))
+                path = fence_path(launch.job, launch.replica)
+                stored = await self._host.fence_object(path, course.kept.fence_url)
             except ObjectsError as error:
                 logger.info("the bucket is silent: %s", error)
             else:
@@ -273,10 +283,21 @@ class Agent:
             seconds = float(path.read_text().strip() or limits.GRACE_S)
         except ValueError:
             seconds = limits.GRACE_S
-        logger.warning("the platform takes this host away in %g s", seconds)
+        self._take_notice("a notice", seconds)
+        await asyncio.Event().wait()
+
+    async def _watch_metadata(self) -> None:
+        """The same on a cloud's machine: its metadata server tells."""
+        from penstock.agent.metadata import address, watch
+
+        self._host.address = await address(self._host.metadata, self._host.clock)
+        self.poke()
+        await watch(self._host.metadata, self._host.clock, self._take_notice)
+
+    def _take_notice(self, said: str, seconds: float) -> None:
+        logger.warning("%s: the platform takes this host away in %g s", said, seconds)
         self._notice = True
         for course in self._courses.values():
             # A fifth of the time is kept, so that the end and the logs of whoever saves to the last are still told.
             course.stop(notice=True, grace_s=max(1.0, 0.8 * seconds))
         self.poke()
-        await asyncio.Event().wait()

@@ -35,6 +35,7 @@ from penstock.agent import processes, rooms, snippet
 LEFTOVERS_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 _FDS = 4  #: at most, with one message
+_END_BYTES = 1024  #: always as many, so that one is written over another
 _KEEP_AT_EXIT = frozenset({"concurrent", "logging", "multiprocessing", "tempfile", "threading", "weakref"})
 _inherited = dict(os.environ)
 _at_end: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
@@ -89,22 +90,13 @@ class _Post:
                 else:
                     other(pid)
 
-    def new_numbers(self, fork: Callable[[], int]) -> tuple[int, int]:
-        """A fork into a number space of its own: the process, and the space."""
-        rooms.unshare(rooms.NEW_PIDS)
-        try:
-            pid = fork()
-            return pid, os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            rooms.enter(self._own_pids, rooms.NEW_PIDS)
-
     def fork(self, fds: list[int]) -> None:
-        """A process that waits to become a snippet. `fds`: to the agent; of a room its word, first process, numbers."""
+        """A process that waits to become a snippet. `fds`: to the agent, and the first process of its room."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         kept = -1
         try:
             if self.walled:
-                rooms.enter(fds[3], rooms.NEW_PIDS)
+                rooms.enter(fds[1], rooms.NEW_PIDS)
             try:
                 pid = os.fork()
                 if pid == 0:
@@ -113,7 +105,7 @@ class _Post:
             finally:
                 if self.walled:
                     rooms.enter(self._own_pids, rooms.NEW_PIDS)
-            kept = fds[2] if self.walled else fds[0]
+            kept = fds[-1]
             self.running[pid] = (reader, kept)
         except OSError as error:  # no memory, no process numbers, or the room is gone already
             os.write(fds[0], f"!the warm parent cannot fork: {error}".encode())
@@ -146,10 +138,8 @@ class _Post:
                 os.close(fd)
             os.setsid()
             if self.walled:
-                with socket.socket(fileno=fds[1]) as told:
-                    rooms.join(told)
-                os.close(fds[2])
-                os.close(fds[3])
+                rooms.enter(fds[1], rooms.NEW_MOUNTS | rooms.NEW_IPC)
+                os.close(fds[1])
                 rooms.give_up_rights()
             hello.send(b"snippet")
             snippet.rehearse()
@@ -184,39 +174,31 @@ class _Doorman:
         self._end()
 
     def _take(self, said: bytes, fds: list[int]) -> None:
-        """Fork, or let the parent fork, while the room is still being opened."""
+        """Fork, or let the parent fork, while the room is still being made."""
         hello, *door = fds
-        passed: list[int] = []
+        passed = [hello]
         try:
             if door:
-                passed = self._open_room(*door)
+                passed.append(self._open_room(*door))
             if said == b"light" and self._post.walled:
-                self._post.fork([hello, *passed])
+                self._post.fork(passed)
                 return
-            socket.send_fds(self._inner, [b"fork"], [hello, *passed])
+            socket.send_fds(self._inner, [b"fork"], passed)
         except OSError as error:
             os.write(hello, f"!no room for the snippet: {error}".encode())
         finally:
             for fd in door:
                 os.close(fd)
-        for fd in (hello, *passed):
+        for fd in passed:
             os.close(fd)
 
-    def _open_room(self, door: int) -> list[int]:
-        """What it takes to fork into it: its word that it is open, its first process, its number space."""
-        told, to_snippet = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-        def fork() -> int:
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                rooms.hold(door, to_snippet.detach())
-            return pid
-
-        first, pids = self._post.new_numbers(fork)
-        to_snippet.close()
-        return [told.detach(), os.pidfd_open(first), pids]
+    @staticmethod
+    def _open_room(door: int) -> int:
+        """What it takes to fork into it: its first process."""
+        pid = rooms.clone()
+        if pid == 0:
+            rooms.hold(door)
+        return os.pidfd_open(pid)
 
     def _other(self, pid: int) -> None:
         """First processes of rooms that were cleared come here; and the parent, when it died."""
@@ -260,7 +242,10 @@ def _obey(hello: socket.socket, named: int) -> int:
         resource.setrlimit(which, (allowed, allowed))
     snippet.adjust(order["env"], _inherited)
     gc.enable()
-    return _leave(snippet.run(order, fds[3]))
+    code = snippet.run(order, fds[3])
+    if code and order["gang"]:
+        _at_end.clear()  # jax would wait for hosts that wait for this one
+    return _leave(code)
 
 
 def _leave(code: int) -> int:
@@ -286,7 +271,12 @@ def _leave(code: int) -> int:
 
 
 def inline(control_fd: int) -> None:
-    """Run snippets one after another in this process, until the agent is gone."""
+    """Run snippets one after another in this process, until the agent is gone.
+
+    What a snippet leaves in the interpreter is the next one's, for that is what was chosen; the processes it started
+    end with it, however they detached.
+    """
+    rooms.set_option(_PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     warm_up(control_fd)
@@ -309,6 +299,7 @@ def _run_inline(fds: list[int], kept: dict[str, str]) -> None:
     os.chdir(order["work"])
     snippet.adjust(order["env"], kept)
     code = snippet.run(order, fds[3])
+    clean = _end_children()
     for name in os.environ.keys() - kept.keys():
         del os.environ[name]
     os.environ.update(kept)
@@ -318,7 +309,16 @@ def _run_inline(fds: list[int], kept: dict[str, str]) -> None:
     streams(null, null)  # flushed first; and the last writer lets go, so that the streams end
     for fd in (*fds, null):
         os.close(fd)
-    write_end(os.fsdecode(end), code << 8, clean=True)
+    write_end(os.fsdecode(end), code << 8, clean=clean)
+
+
+def _end_children() -> bool:
+    """Kill what a snippet started; whether nothing is left. Without children that costs one call to the kernel."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return processes.kill_all(os.getpid(), [], LEFTOVERS_S, parent=True)
 
 
 # --- shared ---
@@ -412,9 +412,10 @@ def write_end(path: str, status: int, *, clean: bool) -> None:
     ended: dict[str, object] = {"code": code, "signal": None, "clean": clean, "refused": ""}
     if code < 0:
         ended |= {"code": None, "signal": -code}
-    temporary = f"{path}.part"
-    with open(temporary, "w") as file:  # noqa: PTH123 (no pathlib: forks stay small)
-        json.dump(ended, file)
+    temporary = f"{path}.part"  # it may be there: `homes` put an old one aside
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.write(fd, json.dumps(ended).encode().ljust(_END_BYTES))
+    os.close(fd)
     os.replace(temporary, path)  # noqa: PTH105
 
 

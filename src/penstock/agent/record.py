@@ -1,14 +1,16 @@
 """What an agent must know after it was killed: its incarnation, what it holds, how far each fence got, what it sent.
 
-`loop` loads it at the start and writes it at every change that the server or a payload could see. A write replaces the
-whole file at once, which is enough for an agent that is killed. Against power cuts there is a journal beside it: each
-launch is in it, for good, before anything starts, so that no attempt starts twice on one host (S11). One line and one
-flush of the disk, because this is on the way of every snippet. No secret and no environment of a payload is in either.
+`loop` loads it at the start. Every change that the server or a payload could see goes to a journal beside it, as one
+line, which is enough for an agent that is killed; replacing a file costs a hundred times as much, and this is on the
+way of every snippet. Against power cuts each launch is flushed to the disk before anything starts, so that no attempt
+starts twice on one host (S11). The record is written anew, and the journal emptied, when an agent starts and when the
+journal has grown. No secret and no environment of a payload is in either.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,7 @@ class Kept(msgspec.Struct, kw_only=True):
     stopping: bool = False
     forgotten: bool = False  #: the server has its end; only logs are still on their way
     durable: dict[str, int] = {}  #: per stream, how much the server keeps for good
+    fence_url: str = ""  #: where its fence alone can be read when the server is away
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -56,32 +59,51 @@ class Record(msgspec.Struct, kw_only=True):
         self.fences = [*others, (job, replica, fence)][-CHAINS_KEPT:]
 
 
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One change: an attempt as it is now, or one of which nothing is left."""
+
+    kept: Kept | None = None
+    cleared: str = ""
+
+
 class Journal:
-    """Launches, oldest first, each on the disk before it begins."""
+    """What changed since the record was written, oldest first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
 
-    def read(self) -> list[Launch]:
-        """What was noted; a line that a power cut tore was never begun."""
+    def replay(self, record: Record) -> None:
+        """Bring an older record up to date. Lines that it knows already change nothing."""
+        for line in self._lines():
+            record.held.pop(line.cleared, None)
+            if line.kept is None:
+                continue
+            launch = line.kept.launch
+            if launch.attempt in record.held or launch.fence > record.fence(launch.job, launch.replica):
+                record.held[launch.attempt] = line.kept
+                record.raise_fence(launch.job, launch.replica, launch.fence)
+
+    def _lines(self) -> Iterator[Line]:
+        """What was noted; of a line that a power cut tore nothing had begun."""
         try:
             lines = self._path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
-            return []
-        found = []
+            return
         for line in lines:
             try:
-                found.append(msgspec.json.decode(line, type=Launch))
+                yield msgspec.json.decode(line, type=Line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-        return found
 
-    def note(self, launch: Launch) -> int:
-        """Write a launch down for good; how long the journal is now."""
+    def note(self, line: Line) -> None:
+        """Write it down, so that the next agent knows."""
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self._fd, msgspec.json.encode(launch) + b"\n")
+        os.write(self._fd, msgspec.json.encode(line) + b"\n")
+
+    def flush(self) -> int:
+        """All that was noted holds through a power cut when this returns; how long the journal is."""
         os.fdatasync(self._fd)
         return os.fstat(self._fd).st_size
 

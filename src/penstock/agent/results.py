@@ -10,7 +10,6 @@ A reference to an array is `{"$array": {"artifact": FILE, "key": KEY or null, "s
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -203,7 +202,8 @@ def _children(value: object) -> list[object] | dict[str, object] | None:
 
 def _registered(value: object) -> dict[str, object] | None:
     """The parts of a dataclass, or of what somebody told jax how to take apart."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    dataclasses = sys.modules.get("dataclasses")  # else nobody has made one; it loads a lot, and forks stay small
+    if dataclasses is not None and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     tree_util = sys.modules.get("jax.tree_util")
     if tree_util is None:

@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 from typing import TypedDict
 
 NEW_MOUNTS, NEW_IPC, NEW_PIDS = 0x00020000, 0x08000000, 0x20000000
@@ -21,9 +20,12 @@ _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS = 4, 15, 38
 MESSAGE_BYTES = 1 << 16
 CLEAR = signal.SIGUSR1  #: to the first process of a room: let nobody remain
 _HEARD = {signal.SIGCHLD, signal.SIGTERM, CLEAR}
-_CAPABILITY_VERSION_3 = 0x20080522
+_OWN = (ctypes.c_uint32 * 2)(0x20080522, 0)  #: the third version of the call, and the calling process
+_NO_RIGHTS = (ctypes.c_uint32 * 6)()
 _libc = ctypes.CDLL(None, use_errno=True)
-for _call in (_libc.unshare, _libc.setns, _libc.prctl, _libc.mount, _libc.capset):
+_locked = ctypes.PyDLL(None, use_errno=True)  #: keeps the interpreter's lock during a call
+_CLONE = 56 if os.uname().machine == "x86_64" else 220  #: the number of the call; younger machines agree on theirs
+for _call in (_libc.setns, _libc.prctl, _libc.mount, _libc.capset, _locked.syscall):
     _call.restype = ctypes.c_int
 
 
@@ -42,13 +44,21 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare")
+def clone() -> int:
+    """A fork whose child (0 is its answer) is the first process of a new room; the child may only call `hold`.
+
+    It is not `os.fork`: what modules want done in every fork of an interpreter touches some two hundred pages, each of
+    which the kernel then copies. That would be most of the cost of a room, and for nothing.
+    """
+    flags = ctypes.c_ulong(NEW_MOUNTS | NEW_IPC | NEW_PIDS | signal.SIGCHLD)
+    pid: int = _locked.syscall(_CLONE, flags, None, None, None, None)
+    _check(min(pid, 0), "clone")
+    return pid
 
 
-def enter(fd: int, kind: int) -> None:
-    """Go over into a namespace; for processes it takes effect on the next fork."""
-    _check(_libc.setns(fd, kind), "setns")
+def enter(fd: int, kinds: int) -> None:
+    """Go over into namespaces, of a process if `fd` is one; for numbers it takes effect on the next fork."""
+    _check(_libc.setns(fd, kinds), "setns")
 
 
 def set_option(option: int, value: int) -> None:
@@ -89,7 +99,6 @@ def furnish(room: Room) -> None:
 
 def _own_mounts() -> None:
     """What is the same in all rooms: memory files and processes that are nobody else's."""
-    unshare(NEW_MOUNTS | NEW_IPC)
     _mount("none", "/", None, _REC | _PRIVATE)
     if os.path.isdir("/dev/shm"):  # noqa: PTH112
         _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, "mode=1777")
@@ -109,9 +118,7 @@ def _bind(fd: int, target: str) -> None:
 def give_up_rights() -> None:
     """No capability, now or after any exec."""
     set_option(_PR_SET_NO_NEW_PRIVS, 1)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(header, nothing), "capset")
+    _check(_libc.capset(_OWN, _NO_RIGHTS), "capset")
 
 
 def call_it(name: str) -> None:
@@ -119,30 +126,24 @@ def call_it(name: str) -> None:
     _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl name")
 
 
-def hold(door_fd: int, snippet_fd: int) -> None:
-    """Be the first process of a room: open it, furnish it when told how, keep house, clear it. Never returns.
+def hold(door: int) -> None:
+    """Be the first process of a room: furnish it when told how, keep house, clear it. Never returns.
 
     The other end of the door is the agent's: it closes when nobody is left in the room.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    first, last = sorted((door_fd, snippet_fd))
-    for start, end in ((0, first), (first + 1, last), (last + 1, 1 << 16)):
-        os.closerange(start, end)
-    door, to_snippet = socket.socket(fileno=door_fd), socket.socket(fileno=snippet_fd)
+    os.closerange(0, door)
+    os.closerange(door + 1, 1 << 16)
     try:
         call_it("room")
         os.setsid()
         _own_mounts()
-        spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("mnt", "ipc")]
-        socket.send_fds(to_snippet, [b"open"], spaces)
-        for fd in (to_snippet.detach(), *spaces):
-            os.close(fd)
-        door.send(b"room")
-        told = door.recv(MESSAGE_BYTES)
+        os.write(door, b"room")
+        told = os.read(door, MESSAGE_BYTES)
         if not told:
             os._exit(0)  # not needed any more
         furnish(json.loads(told))
-        door.send(b"made")
+        os.write(door, b"made")
         give_up_rights()
         set_option(_PR_SET_DUMPABLE, 0)  # else the snippet, which has the same user, could write into its memory
         while (heard := signal.sigwait(_HEARD)) != CLEAR:
@@ -154,7 +155,7 @@ def hold(door_fd: int, snippet_fd: int) -> None:
         _bury(0)
         os._exit(0)  # the door closes first, the mounts go later: nobody need wait for that
     except OSError as error:
-        door.send(f"!the room of the snippet could not be made: {error}".encode())
+        os.write(door, f"!the room of the snippet could not be made: {error}".encode())
         os._exit(1)
 
 
@@ -173,13 +174,3 @@ def _bury(how: int) -> None:
             continue
     except ChildProcessError:
         return
-
-
-def join(told: socket.socket) -> None:
-    """In the snippet's process: go over into the mounts of its room, once they are its own."""
-    said, spaces, _, _ = socket.recv_fds(told, 16, 2)
-    if said != b"open":
-        raise OSError("the first process of the room ended before it opened it")
-    for fd, kind in zip(spaces, (NEW_MOUNTS, NEW_IPC), strict=True):
-        enter(fd, kind)
-        os.close(fd)

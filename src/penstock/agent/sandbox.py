@@ -36,6 +36,8 @@ _PRIVATE = (
     ".kube", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".huggingface/token", ".cache/huggingface/token",
     ".boto",
 )  # fmt: skip
+#: Variables that name files with credentials of a cloud: the server's, where its hosts are processes of its machine.
+_KEY_FILES = ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: Sockets through which a process of this user could have another program act for it outside the walls.
 _SOCKETS = (
     "/run/docker.sock", "/run/containerd", "/run/podman", "/run/crio", "/run/dbus", "/run/systemd/private",
@@ -166,6 +168,7 @@ def hidden_places(state: Path) -> tuple[Path, ...]:
         places.append(state.parents[2])
     if "PENSTOCK_HOME" in os.environ:
         places.append(Path(os.environ["PENSTOCK_HOME"]))
+    places += [Path(os.environ[name]) for name in _KEY_FILES if Path(os.environ.get(name, "")).is_absolute()]
     home = os.environ.get("HOME")
     if home and Path(home).is_absolute():
         places += [Path(home) / name for name in _PRIVATE]
@@ -182,12 +185,13 @@ def needed(hidden: Iterable[Path], program: str, env: Mapping[str, str]) -> tupl
     # The directory `bin` of an environment is of no use without what lies beside it.
     wanted = [path.parent if path.name == "bin" else path for path in wanted]
     emptied = (*hidden, _TMP)
-    return tuple(path for path in _existing(wanted) if any(path.is_relative_to(place) for place in emptied))
+    found = [path for path in _existing(wanted) if any(path.is_relative_to(place) for place in emptied)]
+    return tuple(_outermost(found))  # one mounted over another would hide it
 
 
 def restored(layout: Layout) -> tuple[Path, ...]:
     """The directory with an earlier attempt's checkpoints, if it is one on this machine."""
-    if layout.restore is None or "://" in layout.restore:
+    if layout.restore is None:
         return ()
     return tuple(_existing([Path(layout.restore)]))
 

@@ -7,6 +7,7 @@ decides what is in scope and what counts as the snippet's own error; it must not
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from penstock.agent import results
+from penstock.agent.hiding import hide, hide_all
 
 NAME = "<snippet>"
 TRACEBACK_CHARACTERS_MAX = 64 * 1024
@@ -155,6 +157,8 @@ def run(order: Order, log_fd: int) -> int:
     lines = order["code"].splitlines(keepends=True)
     linecache.cache[NAME] = (len(order["code"]), None, lines, NAME)
     report: dict[str, object] = {}
+    if order["gang"]:
+        _enter_gang()
     try:
         if order["accelerator"]:
             check_once()
@@ -171,15 +175,25 @@ def run(order: Order, log_fd: int) -> int:
         code = 0
     if not code and "result" in scope.__dict__:
         _keep_result(report, scope.__dict__["result"], order)
-    _write(order["result"], report)
+    if report or os.path.exists(os.path.join(order["output"], "result.json")):  # noqa: PTH110, PTH118 (no pathlib)
+        _write(order["result"], report)  # else nothing is said: no file says that too, unless one stands in for it
     for handler in logger.handlers:
         handler.flush()
     return code
 
 
+def _enter_gang() -> None:
+    """What a command of a gang gets on its PYTHONPATH."""
+    with contextlib.suppress(ImportError):  # the environment's own Penstock may be older; then JAX does as it likes
+        from penstock.payload.entrance.sitecustomize import watch
+
+        watch()
+
+
 def _keep_result(report: dict[str, object], value: object, order: Order) -> None:
     told = results.tell(value, order["output"], json_max=order["json_max"], array_max=order["array_max"])
-    report |= {"result": json.loads(told.json), "note": told.note, "artifacts": told.artifacts}
+    result = hide_all(json.loads(told.json), order["hidden"])
+    report |= {"result": result, "note": hide(told.note, order["hidden"]), "artifacts": told.artifacts}
 
 
 def _exit_code(leaving: SystemExit) -> int:
@@ -190,13 +204,6 @@ def _exit_code(leaving: SystemExit) -> int:
         return leaving.code & 0xFF
     print(leaving.code, file=sys.stderr)  # noqa: T201 (what Python does)
     return 1
-
-
-def hide(text: str, hidden: Sequence[str]) -> str:
-    """`text` with the values of secrets taken out, as they are and as Python quotes them."""
-    for value in sorted(hidden, key=len, reverse=True):  # one may be part of another
-        text = text.replace(value, "***").replace(repr(value)[1:-1], "***") if value else text
-    return text
 
 
 def describe(error: BaseException, hidden: Sequence[str] = ()) -> dict[str, str]:
@@ -253,11 +260,6 @@ def rehearse() -> None:
     on_crash()
     scope = types.ModuleType("rehearsal")
     exec(compile("import json\njson.loads(json.dumps({'a': 1.5}))", NAME, "exec", dont_inherit=True), scope.__dict__)  # noqa: S102
-    null = os.open(os.devnull, os.O_WRONLY)
-    logger = _logger(null)
-    logger.info("rehearsal")
-    logger.handlers[0].stream.close()  # type: ignore[attr-defined]
-    os.close(null)
     if "jax" in sys.modules:
         config, option = sys.modules["jax"].config, "jax_compilation_cache_dir"
         config.update(option, config.values.get(option))

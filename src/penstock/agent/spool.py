@@ -92,11 +92,16 @@ class Spool:
         """Something was written that the server does not have."""
         return any(stream.sent < stream.size and not stream.refused for stream in self.streams)
 
+    @property
+    def _unsafe(self) -> list[Stream]:
+        """Streams of which something would be lost with the server."""
+        return [stream for stream in self.streams if stream.durable < stream.size and not stream.refused]
+
     async def follow(self) -> None:
         """Send what is written, as it is written, until cancelled."""
         while True:
+            await asyncio.sleep(limits.LOG_POLL_S)  # first: what ends sooner is sent at its end
             await self.flush()
-            await asyncio.sleep(limits.LOG_POLL_S)
 
     async def flush(self) -> None:
         """Send all that is there now, however long the server is away."""
@@ -111,14 +116,27 @@ class Spool:
                 await asyncio.sleep(rest_s)
                 rest_s = min(2 * rest_s, RETRY_MAX_S)
 
+    async def deliver(self) -> None:
+        """Send all, and come back when it is durable there: whoever sees the end finds the log, at any server."""
+        rest_s = RETRY_FIRST_S
+        while self._unsafe:
+            try:
+                for stream in self._unsafe:
+                    await self._send(stream, last=True)
+                if not self._unsafe:
+                    return
+            except Silent:
+                pass
+            await asyncio.sleep(rest_s)
+            rest_s = min(2 * rest_s, RETRY_MAX_S)
+
     async def settle(self) -> None:
         """Until all of it is durable, or refused; what the server forgets meanwhile is sent again."""
-        while any(stream.durable < stream.size and not stream.refused for stream in self.streams):
+        while self._unsafe:
             await self.flush()
             try:
-                for stream in self.streams:
-                    if stream.durable < stream.size and not stream.refused:
-                        await self._post(stream, stream.sent, b"")
+                for stream in self._unsafe:
+                    await self._post(stream, stream.sent, b"")
             except Silent:
                 await asyncio.sleep(SETTLE_S)
             if not self.behind:
@@ -136,16 +154,19 @@ class Spool:
                         said.append(file.read().decode("utf-8", "replace"))
         return "\n".join(said)
 
-    async def _send(self, stream: Stream) -> None:
+    async def _send(self, stream: Stream, *, last: bool = False) -> None:
         if not stream.asked and stream.freed:  # an agent before this one sent some of it
             await self._post(stream, stream.sent, b"")
         # Bytes that were durable once may have left the file; a server that lost them is told that there is a gap.
         gap = stream.sent < stream.freed
         stream.sent = max(stream.sent, stream.freed)
-        await self._post(stream, stream.sent, stream.read(), gap=gap)
+        data = stream.read() if stream.sent < stream.size else b""
+        whole = last and stream.sent + len(data) >= stream.size
+        await self._post(stream, stream.sent, data, gap=gap, last=whole)
 
-    async def _post(self, stream: Stream, offset: int, data: bytes, *, gap: bool = False) -> None:
-        path = f"{self._where}&stream={stream.name}&offset={offset}" + ("&gap=true" if gap else "")
+    async def _post(self, stream: Stream, offset: int, data: bytes, *, gap: bool = False, last: bool = False) -> None:
+        path = f"{self._where}&stream={stream.name}&offset={offset}"
+        path += ("&gap=true" if gap else "") + ("&last=true" if last else "")
         try:
             answer = await self._link.call("POST", path, data, media="application/octet-stream")
         except Refused as refused:

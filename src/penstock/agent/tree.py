@@ -120,6 +120,15 @@ class Keeping:
         if self.pid is not None:
             self._call({"op": "drain", "key": key})
 
+    async def open_streams(self, key: str, order: Mapping[str, object]) -> list[int]:
+        """As `streams`, for who must not wait in a thread."""
+        _, fds = await self._ask({"op": "streams", "key": key, **order})
+        return fds
+
+    async def drained(self, key: str) -> None:
+        """As `drain`, for who must not wait in a thread."""
+        await self._ask({"op": "drain", "key": key})
+
     def quit(self) -> None:
         if self.pid is not None:
             self._call({"op": "quit"})
@@ -128,21 +137,55 @@ class Keeping:
 
     def _call(self, order: dict[str, object]) -> tuple[dict[str, object], list[int]]:
         self.ensure()
-        folder = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(START_S)
-                # An address of a socket is at most 107 bytes; this one is short wherever the state directory lies.
-                connection.connect(f"/proc/self/fd/{folder}/keeper.sock")
+                self._connect(connection)
                 keeper.send(connection, order)
-                answer, fds = keeper.receive(connection)
+                return _answer(connection)
         except OSError as error:
             raise StartError(f"the keeper does not answer: {error}") from error
+
+    async def _ask(self, order: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+        """The same without a thread, which would cost more than the call; a keeper that is not there yet is started."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
+            try:
+                self._connect(connection)
+                keeper.send(connection, order)
+            except OSError:  # it is gone, or has too many callers
+                return await asyncio.to_thread(self._call, order)
+            try:
+                async with asyncio.timeout(START_S):
+                    await _readable(connection)
+                connection.settimeout(START_S)
+                return _answer(connection)
+            except OSError as error:
+                raise StartError(f"the keeper does not answer: {error}") from error
+
+    def _connect(self, connection: socket.socket) -> None:
+        folder = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # An address of a socket is at most 107 bytes; this one is short wherever the state directory lies.
+            connection.connect(f"/proc/self/fd/{folder}/keeper.sock")
         finally:
             os.close(folder)
-        if "error" in answer:
-            raise StartError(str(answer["error"]))
-        return answer, fds
+
+
+def _answer(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
+    answer, fds = keeper.receive(connection)
+    if "error" in answer:
+        raise StartError(str(answer["error"]))
+    return answer, fds
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, ready.cancel)
+    try:
+        await asyncio.wait((ready,))
+    finally:
+        loop.remove_reader(connection)
 
 
 class Tree:

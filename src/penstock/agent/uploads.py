@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from penstock.agent.hiding import hide, hide_all
 from penstock.agent.link import BYTES_S, Link, Refused, Silent
 from penstock.domain import limits
 from penstock.wire.agent import ResultReport
@@ -36,14 +37,23 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     report: Path  #: a snippet's own report
     error: ErrorView | None = None  #: what to say if the payload said nothing itself
+    hidden: tuple[str, ...] = ()  #: values of secrets, which leave this host in no result, error or name
 
 
 async def send(link: Link, left: Left, complain: Callable[[str], None]) -> tuple[str, ...]:
     """Send everything; the declared outputs that are complete in staging."""
     sent: list[str] = []
+    say, hidden = complain, left.hidden
+    complain = lambda text: say(hide(text, hidden))  # noqa: E731 (names in complaints are the payload's)
     found = await asyncio.to_thread(lambda: list(_files(left.folder, complain))) if _has_files(left.folder) else ()
     for path, name in found:
+        if name == RESULT_FILE and _tells(path, hidden):
+            complain(f"artifact {name!r}: has a secret in it; only the result is kept, without it")
+            continue
+        name = hide(name, hidden)  # noqa: PLW2901 (from here on it is called so)
         shown = name if left.rank == 0 or _declared(name, left.outputs) else f"host-{left.rank}/{name}"
+        while shown in sent:  # two that differed by a secret only
+            shown += "_"
         where = f"/v1/agent/attempts/{left.attempt}/artifacts/{quote(shown)}"
         if await _patiently(lambda: _put(link, where, path), f"artifact {name!r}", complain):  # noqa: B023 (awaited here)
             sent.append(shown)
@@ -57,6 +67,8 @@ async def _send_report(link: Link, left: Left, artifacts: tuple[str, ...], compl
     report = msgspec.structs.replace(
         report, artifacts=tuple(dict.fromkeys((*report.artifacts, *artifacts))), error=report.error or left.error
     )
+    if left.hidden:
+        report = msgspec.convert(hide_all(msgspec.to_builtins(report), left.hidden), ResultReport)
     if report == ResultReport():
         return  # nothing was left: then there is nothing to read later, and no call to make
     where = f"/v1/agent/attempts/{left.attempt}/result"
@@ -81,6 +93,15 @@ def _report(left: Left, complain: Callable[[str], None]) -> ResultReport:
     except (OSError, ValueError, RecursionError):
         return ResultReport()  # none, or not JSON: then it is an artifact like any other
     return ResultReport(result=result)
+
+
+def _tells(path: Path, hidden: tuple[str, ...]) -> bool:
+    """Whether a secret is in a file that is going to be the result."""
+    try:
+        text = _plain(path, limits.RESULT_BYTES_MAX).decode("utf-8", "replace") if hidden else ""
+    except (OSError, ValueError):
+        return False  # too large to be a result: an artifact like any other
+    return hide(text, hidden) != text
 
 
 def _plain(path: Path, most: int) -> bytes:

@@ -18,12 +18,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO
 
-from penstock.agent import cgroups, devices, processes, sandbox
+from penstock.agent import cgroups, devices, homes, processes, sandbox
 from penstock.agent.forks import (
     END_S,
     EXIT_POLL_S,
@@ -88,20 +88,26 @@ class Warm:
         *,
         env: Mapping[str, str],
         bounds: Limits,
+        begun: Callable[[Handle], None] = lambda _: None,
     ) -> WarmTree:
-        """Start a snippet. The caller keeps the descriptors. Raises `StartError`."""
+        """Start a snippet. The caller keeps the descriptors. Raises `StartError`.
+
+        `begun` is told its processes before they get the word to go, so that who must know them knows them in time.
+        """
         payload = spec.payload
         assert isinstance(payload, SnippetRequest)
         walls = await self._standing()
         mode: Mode = "inline" if payload.isolation == "inline" else "rooms" if walls.rooms else "plain"
         weight: Weight = "heavy" if mode != "rooms" or _HEAVY.search(payload.code) else "light"
         order = _order(spec, payload, layout, env, bounds, walls, accelerator=self._real)
+        venv = env["VIRTUAL_ENV"] if payload.setup.strip() else ""
         for last in (False, True):
-            parent = await self._parent(spec, mode, walls)
+            parent = await self._parent(spec, mode, walls, venv)
             try:
                 fork = await self._take(parent, walls, weight)
                 process = parent.process if mode == "inline" else None
-                tree = await self._let_go(fork, spec, layout, order, [out_fd, err_fd, log_fd], bounds, walls, process)
+                streams = [out_fd, err_fd, log_fd]
+                tree = await self._let_go(fork, spec, layout, order, streams, bounds, process, begun, venv)
             except ParentGone as error:
                 if last:
                     raise StartError(f"the warm parent died twice: {error}; see {self._state / 'warm.log'}") from error
@@ -157,8 +163,9 @@ class Warm:
         order: bytes,
         streams: list[int],
         bounds: Limits,
-        walls: sandbox.Walls,
         process: subprocess.Popen[bytes] | None,
+        begun: Callable[[Handle], None],
+        venv: str,
     ) -> WarmTree:
         """Give a waiting fork its limits, its directories and its order. From here on it is the user's."""
         over = fork.door or fork.hello
@@ -168,11 +175,12 @@ class Warm:
                 file.write(os.fsencode(layout.home / "exit.json") + b"\n" + order)
             handle = _handle(fork, spec, layout)
             if fork.group is not None:
-                cgroups.make(walls.groups, fork.name, memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
-                (layout.home / "group.json").write_text(json.dumps(fork.group.folders))
+                fork.group.limit(memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
+                homes.write_note(layout.home / "group.json", json.dumps(fork.group.folders))
             if fork.door is not None:
-                fork.door.send(_room(layout, self._stages(), self._needed))
+                fork.door.send(_room(layout, self._stages(), self._readable(venv)))
                 await asyncio.wait_for(introduced(fork.door), END_S)
+            begun(handle)
             socket.send_fds(fork.hello, [b"go"], [memory, *streams])
         except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
             fork.close()
@@ -186,8 +194,9 @@ class Warm:
             fork.hello.close()
         return WarmTree(handle, over, process)
 
-    async def _parent(self, spec: LaunchSpec, mode: Mode, walls: sandbox.Walls) -> Parent:
-        key = (spec.team, spec.environment, mode)
+    async def _parent(self, spec: LaunchSpec, mode: Mode, walls: sandbox.Walls, venv: str) -> Parent:
+        """The parent of a team for an environment; `venv` is empty for the agent's own."""
+        key = (spec.team, venv, mode)
         async with self._starting:
             parent = self._parents.pop(key, None)
             if parent is not None and not parent.alive:
@@ -196,7 +205,7 @@ class Warm:
             if parent is None:
                 if not self._parents:
                     await asyncio.to_thread(_remove_empty, walls, self._kind)
-                parent = await asyncio.to_thread(self._start, mode, walls)
+                parent = await asyncio.to_thread(self._start, mode, walls, venv)
             self._parents[key] = parent  # the last one is the one used last
             if len(self._parents) > PARENTS_MAX:
                 self._leave(self._parents.pop(next(iter(self._parents))))
@@ -210,17 +219,23 @@ class Warm:
     def _stages(self) -> tuple[Path, ...]:
         """Below these lie the directories of all attempts; the parent sees them, each snippet its own only."""
         root = directory_of(self._host.root)
-        return (self._state / "attempts", (root.resolve() if root is not None else self._state) / "jobs")
+        return (self._state / "attempts", Path(_resolved(str(root))) / "jobs" if root else self._state / "jobs")
 
-    def _start(self, mode: Mode, walls: sandbox.Walls) -> Parent:
+    def _readable(self, venv: str) -> tuple[Path, ...]:
+        """Of what is hidden, what runs here cannot do without; an environment is of use only as a whole."""
+        return (*self._needed, Path(venv).parent) if venv else self._needed
+
+    def _start(self, mode: Mode, walls: sandbox.Walls, venv: str) -> Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python, env = sys.executable, _parent_env(self._host.env, real=self._real)
+        if venv:
+            python, env["VIRTUAL_ENV"] = f"{venv}/bin/python", venv  # by the variable it is known that it is in use
         argv = [python, "-P", "-X", "utf8", "-c", _BOOT, str(Path(__file__).parents[1]), _NURSERY]
         argv += [mode, str(theirs.fileno())]
         if walls.bubblewrap is not None and (walls.rooms or mode == "inline"):
             for folder in self._stages():
                 folder.mkdir(parents=True, exist_ok=True)
-            inside = sandbox.Inside(hidden=self._hidden, readable=self._needed, writable=self._stages())
+            inside = sandbox.Inside(hidden=self._hidden, readable=self._readable(venv), writable=self._stages())
             rights = sandbox.ROOM_RIGHTS if mode == "rooms" else ()
             argv = [*sandbox.enclose(walls.bubblewrap, inside, rights=rights), "--chdir", "/", "--", *argv]
         with theirs, _log(self._state / "warm.log") as log:
@@ -287,11 +302,24 @@ def _order(
 def _room(layout: Layout, stages: tuple[Path, ...], needed: tuple[Path, ...]) -> bytes:
     room: Room = {
         "covered": [str(stage) for stage in stages],
-        "writable": [os.path.realpath(path) for path in layout.writable],
+        "writable": [_real(path) for path in layout.writable],
         "readable": [str(path) for path in (*needed, *sandbox.restored(layout))],
-        "temporary": os.path.realpath(layout.temporary),
+        "temporary": _real(layout.temporary),
     }
     return json.dumps(room).encode()
+
+
+def _real(path: Path) -> str:
+    """A folder of an attempt by its real name. Only the way to it can lead over links: it was made a moment ago."""
+    for parent in path.parents:
+        if parent.name in ("attempts", "jobs"):
+            return _resolved(str(parent)) + str(path)[len(str(parent)) :]
+    return os.path.realpath(path)
+
+
+@lru_cache(maxsize=64)
+def _resolved(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _handle(fork: Fork, spec: LaunchSpec, layout: Layout) -> Handle:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.agent.hiding import hide
 from penstock.agent.launch import Running
 from penstock.agent.layout import read_progress
 from penstock.wire.api import ProgressView
@@ -35,6 +36,7 @@ class Watch:
         self._paces: deque[float] = deque(maxlen=STEPS_KEPT)
         self._dumped = False
         self._seen = (0, 0)
+        self.hidden: tuple[str, ...] | None = None  #: values of secrets; while they are unknown no names are told
 
     async def follow(self, running: Running, say: Callable[[str], None], poke: Callable[[], None]) -> None:
         """Look twice a second, until cancelled."""
@@ -65,7 +67,8 @@ class Watch:
         if self.said is None or done != self.said.done:
             self._moved()
         metrics = said.get("metrics")
-        named = {str(name): _number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+        known = metrics if isinstance(metrics, dict) and self.hidden is not None else {}
+        named = {hide(str(name), self.hidden or ()): _number(value) for name, value in known.items()}
         numbers = {name: number for name, number in named.items() if number is not None}
         self.said = ProgressView(done=done, total=_number(said.get("total")), metrics=numbers)
         units = said.get("open_units")

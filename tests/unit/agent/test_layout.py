@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.agent.layout import directory_of, environment, lay_out, read_progress
+from penstock.payload import entrance
 from penstock.wire.agent import LaunchSpec
-from penstock.wire.api import CommandRequest
+from penstock.wire.api import CommandRequest, SnippetRequest
 
 
 def a_spec(**changed: Any) -> LaunchSpec:
@@ -41,12 +42,16 @@ def test_the_newest_attempt_that_saved_anything_is_restored(tmp_path: Path) -> N
     assert lay_out(tmp_path, tmp_path.as_uri(), a_spec()).restore is None
 
 
-def test_a_bucket_is_addressed_as_one(tmp_path: Path) -> None:
-    layout = lay_out(tmp_path, "gs://bucket/team/", a_spec(restore=(("j0", 7),)))
-    assert layout.checkpoint == "gs://bucket/team/jobs/j1/checkpoints/3"
-    assert layout.restore == "gs://bucket/team/jobs/j0/checkpoints/7"
-    assert all(path.is_relative_to(tmp_path) for path in layout.writable)
-    assert directory_of("gs://bucket") is None
+def test_without_a_way_to_the_root_all_of_an_attempt_lies_here(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path, None, a_spec(restore=(("j0", 7),)))
+    assert layout.checkpoint == str(tmp_path / "attempts/a1/checkpoints/3")
+    assert layout.restore is None, "it has to be brought first"
+    layout.make()
+    assert not any(layout.pins.is_relative_to(path) or path.is_relative_to(layout.pins) for path in layout.writable)
+    assert not any(layout.restored.is_relative_to(path) for path in layout.writable)
+    layout.remove()
+    assert not Path(layout.checkpoint).exists()
+    assert directory_of(None) is None
 
 
 OWN = {
@@ -85,6 +90,14 @@ def test_a_gang_knows_where_to_meet() -> None:
     assert met == ("127.0.0.1:2000", "4", "1", "127.0.0.1:2000")
 
 
+def test_python_commands_of_a_gang_start_with_the_entrance() -> None:
+    (folder,) = entrance.__path__
+    assert env_of(a_spec())["PYTHONPATH"] == folder
+    assert env_of(a_spec(env={"PYTHONPATH": "/mine"}))["PYTHONPATH"] == f"{folder}:/mine"
+    assert "PYTHONPATH" not in env_of(a_spec(world_size=1))
+    assert "PYTHONPATH" not in env_of(a_spec(payload=SnippetRequest("pass"))), "`snippet` does it itself"
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b"null", b'"x"'])
 def test_a_progress_file_may_hold_anything(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "progress").write_bytes(text)
@@ -95,3 +108,24 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "progress") is None
     (tmp_path / "progress").write_text('{"done": 1}\n{"done": 2}\n')
     assert read_progress(tmp_path / "progress") == {"done": 2}
+
+
+def gang_env(*, devices: bool, cloud: bool) -> dict[str, str]:
+    spec = a_spec(coordinator="10.0.0.7:2000", slices=2, slice_index=1)
+    layout = lay_out(Path("/state"), None, spec)
+    return environment(spec, layout, {}, devices=devices, deadline=1.0, cloud=cloud)
+
+
+def test_slices_of_one_gang_are_told_of_each_other_on_a_cloud_only() -> None:
+    env = gang_env(devices=True, cloud=True)
+    told = {name: value for name, value in env.items() if name.startswith("MEGASCALE_")}
+    assert told == {
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7:8080",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+    }
+    assert "JAX_COORDINATOR_ADDRESS" not in env, "on a cloud's TPUs JAX finds its hosts itself"
+    emulated = gang_env(devices=False, cloud=True)
+    assert emulated["JAX_COORDINATOR_ADDRESS"] == "10.0.0.7:2000"
+    assert emulated["MEGASCALE_NUM_SLICES"] == "2"
+    assert not any(name.startswith("MEGASCALE_") for name in gang_env(devices=True, cloud=False))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.agent.host import Host, Place
 from penstock.agent.link import Link
 from penstock.agent.loop import Agent
-from penstock.agent.record import Kept, Record
+from penstock.agent.record import Kept, Line, Record
 from penstock.domain import limits
-from penstock.domain.custody import Launch, Phase, SyncReply
+from penstock.domain.custody import Held, Launch, Phase, SyncReply
 from penstock.ports.objects import ObjectsError
+from penstock.wire.agent import AgentSync, Orders
 
 
 class HandClock:
@@ -74,7 +76,8 @@ class Stage:
         self.host.record.held["a1"] = self.puppet.kept
         self.host.record.raise_fence("j1", 0, 4)
 
-    async def _fence(self, path: str) -> bytes | None:
+    async def _fence(self, path: str, url: str = "") -> bytes | None:
+        assert url == "", "this root is a directory"
         if self.bucket is None:
             raise ObjectsError("silent")
         return self.bucket.get(path)
@@ -180,17 +183,61 @@ def test_a_launch_that_only_the_journal_knows_is_lost_with_its_machine(tmp_path:
 
     async def story(stage: Stage) -> None:
         journal, kept = stage.host.journal, stage.host.record
-        journal.note(order("a1", 4))  # in the record, too
-        journal.note(order("a9", 9, "j9"))
+        journal.note(Line(kept=Kept(launch=order("a1", 4), phase=Phase.EXITED)))  # in the record, too
+        journal.note(Line(kept=Kept(launch=order("a9", 9, "j9"))))
         kept.boot = "another boot"
-        kept.held["a1"].phase = Phase.EXITED
         stage.agent._find_record()
         assert kept.held["a9"].exit is not None
         assert kept.held["a9"].exit.agent == "process_lost"
         await stage.agent._obey(SyncReply(welcome=True, launch=order("a9", 9, "j9")))
         assert kept.held["a9"].phase is Phase.EXITED
-        assert journal.read() == []
+        assert (stage.host.state / "journal").read_bytes() == b""
         for course in stage.agent._courses.values():
             course.close()
+
+    play(tmp_path, story)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not true():  # noqa: ASYNC110 (what is waited for tells nobody)
+            await asyncio.sleep(0.001)
+
+
+class Wire:
+    """Stands for the server: the first sync is answered by an order, the others wait."""
+
+    credential = "c"
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, list[str]]] = []
+
+    async def ask(self, _method: str, _path: str, sent: AgentSync, _answer: object, **_: object) -> Orders:
+        self.heard.append((sent.wait_s, [held.phase.value for held in sent.request.held]))
+        if len(self.heard) > 1:
+            await asyncio.sleep(60.0)
+        return Orders(welcome=True, launch=order("a2", 5, "j2"))
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_one_sync_tells_of_a_short_payload_and_two_of_a_long_one(tmp_path: Path, short: bool) -> None:
+    async def story(stage: Stage) -> None:
+        agent, wire = stage.agent, Wire()
+        agent._courses.clear()
+        stage.host.link = wire  # type: ignore[assignment]
+        course: Any = Puppet(Kept(launch=order("a2", 5, "j2")))
+        course.report = lambda: Held(attempt="a2", fence=5, phase=course.kept.phase)
+        course.progress = None
+        agent._launch = lambda *_: agent._courses.update(a2=course)  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(agent._sync_for_ever()), asyncio.create_task(agent._tell())]
+        await until(lambda: "a2" in agent._courses and (short or len(wire.heard) == 2))
+        course.kept.phase = Phase.EXITED
+        agent.poke()
+        await until(lambda: wire.heard[-1][1] == ["exited"])
+        long = [(limits.SYNC_S, ["launched"]), (0.0, ["exited"])]
+        assert wire.heard[1:] == ([(limits.SYNC_S, ["exited"])] if short else long)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     play(tmp_path, story)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.agent import record
-from penstock.agent.record import CHAINS_KEPT, Journal, Kept, Record
+from penstock.agent.record import CHAINS_KEPT, Journal, Kept, Line, Record
 from penstock.agent.tree import Handle
 from penstock.domain.custody import Launch, Phase
 from penstock.domain.nouns import Exit
@@ -50,15 +50,36 @@ def test_the_highest_fence_of_each_chain_is_kept_and_old_chains_go() -> None:
 
 def test_the_journal_survives_a_torn_line(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    assert journal.read() == []
-    journal.note(LAUNCH)
-    size = journal.note(msgspec.structs.replace(LAUNCH, attempt="a2", fence=5))
-    assert size == (tmp_path / "journal").stat().st_size
+    assert replayed(tmp_path) == Record(incarnation="i")
+    journal.note(Line(kept=Kept(launch=LAUNCH)))
+    journal.note(Line(kept=Kept(launch=msgspec.structs.replace(LAUNCH, attempt="a2", fence=5))))
+    assert journal.flush() == (tmp_path / "journal").stat().st_size
     with (tmp_path / "journal").open("ab") as file:
-        file.write(b'{"attempt": "a3", "jo')
-    assert [launch.attempt for launch in Journal(tmp_path / "journal").read()] == ["a1", "a2"]
+        file.write(b'{"kept": {"launch": {"attempt": "a3", "jo')
+    assert list(replayed(tmp_path).held) == ["a1", "a2"]
     journal.clear()
-    assert journal.read() == []
-    journal.note(LAUNCH)
+    assert replayed(tmp_path).held == {}
+    journal.note(Line(kept=Kept(launch=LAUNCH)))
     Journal(tmp_path / "journal").clear()
-    assert journal.read() == []
+    assert replayed(tmp_path).held == {}
+
+
+def test_the_journal_brings_a_record_up_to_date(tmp_path: Path) -> None:
+    journal, other = Journal(tmp_path / "journal"), msgspec.structs.replace(LAUNCH, attempt="a2", fence=5)
+    journal.note(Line(kept=Kept(launch=LAUNCH)))
+    journal.note(Line(kept=Kept(launch=LAUNCH, phase=Phase.EXITED)))
+    before = replayed(tmp_path)
+    assert before.held["a1"].phase is Phase.EXITED
+    assert before.fence("j1", 0) == 4
+    journal.note(Line(cleared="a1"))
+    journal.note(Line(kept=Kept(launch=other)))
+    after = replayed(tmp_path, before)
+    assert list(after.held) == ["a2"]
+    assert after.fence("j1", 0) == 5
+    assert list(replayed(tmp_path, after).held) == ["a2"]  # lines that a record knows already change nothing
+
+
+def replayed(folder: Path, record: Record | None = None) -> Record:
+    record = record or Record(incarnation="i")
+    Journal(folder / "journal").replay(record)
+    return record

@@ -86,6 +86,10 @@ def test_what_a_program_needs_is_shown_again(tmp_path: Path) -> None:
     needed = sandbox.needed([tmp_path], str(venv / "bin" / "python"), {"PATH": f"{venv}/bin:/usr/bin"})
     assert venv in needed
     assert Path("/usr") not in needed
+    inner = {"PATH": f"{venv}/bin", "PYTHONPATH": f"{venv}/bin/deeper"}
+    (venv / "bin" / "deeper").mkdir()
+    assert sandbox.needed([tmp_path], str(venv / "bin" / "python"), inner).count(venv) == 1
+    assert not any(path != venv and path.is_relative_to(venv) for path in sandbox.needed([tmp_path], "python", inner))
 
 
 def test_the_probe_says_which_walls_stand() -> None:

@@ -143,3 +143,20 @@ def test_it_tries_through_a_silence_and_takes_a_no(folder: Path, monkeypatch: py
     assert outputs == ("b",)
     assert len(said) == 1
     assert set(link.sent) == {"artifacts/b", "result"}
+
+
+def test_no_secret_leaves_in_a_result_an_error_a_name_or_a_complaint(folder: Path) -> None:
+    for name in ("a-s3cret.txt", "a-0ther-one.txt", "data.bin", "pipe-s3cret"):
+        (folder / "output" / name).write_text("s3cret data")
+    (folder / "output" / "pipe-s3cret").unlink()
+    os.mkfifo(folder / "output" / "pipe-s3cret")
+    (folder / "output" / "result.json").write_text('{"s3cret": ["is s3cret", 1]}')
+    link = Recorder()
+    error = ErrorView(type="X", message="no s3cret", traceback="at s3cret")
+    _, said = send(link, folder, hidden=("s3cret", "0ther-one"), error=error)
+    assert link.report.result == {"***": ["is ***", 1]}
+    assert link.report.error == ErrorView(type="X", message="no ***", traceback="at ***")
+    assert set(link.sent) == {"artifacts/a-%2A%2A%2A.txt", "artifacts/a-%2A%2A%2A.txt_", "artifacts/data.bin", "result"}
+    assert link.sent["artifacts/data.bin"] == b"s3cret data", "files are the job's own"
+    assert any("result.json" in line for line in said)
+    assert not [line for line in said if "s3cret" in line]

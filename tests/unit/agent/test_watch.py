@@ -15,6 +15,7 @@ class Payload:
         self.path = folder / "progress"
         self.now = 100.0
         self.watch = Watch(self.path, lambda: self.now)
+        self.watch.hidden = ()
         self._written = 0
 
     def say(self, **said: object) -> bool:
@@ -36,6 +37,17 @@ def test_what_it_says_is_taken_as_far_as_it_makes_sense(tmp_path: Path) -> None:
         assert not payload.say(done=nonsense)
     assert payload.say(done=2, open_units=-1, metrics=[1])
     assert payload.watch.open_units == 7
+
+
+def test_names_of_metrics_tell_no_secret(tmp_path: Path) -> None:
+    payload = Payload(tmp_path)
+    payload.watch.hidden = None
+    assert payload.say(done=1, metrics={"loss of s3cret": 0.5})
+    assert payload.watch.said is not None
+    assert payload.watch.said.metrics == {}, "while secrets are unknown no name is told"
+    payload.watch.hidden = ("s3cret",)
+    assert payload.say(done=2, metrics={"loss of s3cret": 0.5})
+    assert payload.watch.said.metrics == {"loss of ***": 0.5}
 
 
 def test_only_a_payload_that_had_a_pace_can_stall(tmp_path: Path) -> None:

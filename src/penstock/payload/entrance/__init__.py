@@ -1,0 +1,1 @@
+"""The folder that is put on PYTHONPATH for the processes of a gang; see `sitecustomize` in it."""

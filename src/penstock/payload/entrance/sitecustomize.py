@@ -1,0 +1,206 @@
+"""In every Python process of a gang, before the user's program: lets it leave, and be stopped, without the others.
+
+The agent puts this folder on PYTHONPATH for commands that run on several hosts, and the interpreter imports the module
+by its name. Two things of `jax.distributed` would keep a broken gang for minutes. At exit it waits for all hosts, which
+wait for this one in a collective: that wait is left out when the program failed (an exception, `sys.exit` with a code
+other than 0), and the process ends with its own code. And it takes SIGTERM for itself: until the program asks JAX about
+preemption, the signal keeps its usual effect. Standard library only; programs without `jax.distributed` never notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    import ctypes
+    from importlib.machinery import ModuleSpec
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (every process of the job pays for an import)
+_ACTION_BYTES = 512  #: more than `struct sigaction` has anywhere
+
+
+class _Finder(Protocol):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None: ...
+
+
+class _Course:
+    """What is known of this process."""
+
+    def __init__(self) -> None:
+        self.joined = False  #: jax.distributed has begun
+        self.code = 0  #: what the interpreter leaves with, as far as `sys.exit` told it
+        self.taken: ctypes.Array[ctypes.c_char] | None = None  #: what JAX wants done at SIGTERM
+
+    def failed(self) -> int:
+        """The exit code of a program that failed; 0 while nothing says so."""
+        error = getattr(sys, "last_value", None)
+        if error is not None:  # of an exception that nobody caught; of Ctrl-C the interpreter makes a signal
+            return 0 if isinstance(error, KeyboardInterrupt) else 1
+        return self.code
+
+
+_course = _Course()
+
+
+# --- leaving ---
+def _noted(code: int) -> None:
+    """Called when a status given to `sys.exit` is let go: by the interpreter itself, with no frame left, or by a
+    program that caught the exception and goes on."""
+    try:
+        sys._getframe(2)  # noqa: SLF001 (the only way to tell the two apart)
+    except ValueError:
+        if threading.get_ident() == threading.main_thread().ident:
+            _course.code = code & 0xFF
+
+
+class _Number(int):
+    def __del__(self) -> None:
+        _noted(int(self))
+
+
+class _Text(str):
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        _noted(1)
+
+
+_exit = sys.exit
+
+
+def _leave(status: Any = None, /) -> None:
+    """`sys.exit`, with a status that tells when it is used."""
+    if type(status) in (int, _Number):
+        status = _Number(status)
+    elif type(status) in (str, _Text):
+        status = _Text(status)
+    _exit(status)
+
+
+_register = atexit.register
+
+
+def _register_at_exit(function: Callable[..., Any], /, *given: Any, **named: Any) -> Callable[..., Any]:
+    """`atexit.register`; what JAX wants done at the end is left out after a failure in a gang."""
+    if str(getattr(function, "__module__", "")).partition(".")[0] != "jax":
+        return _register(function, *given, **named)
+
+    def unless_failed() -> None:
+        if not (_course.joined and _course.failed()):
+            function(*given, **named)
+
+    _register(unless_failed)
+    return function
+
+
+def _end() -> None:
+    """The very last function at exit: a backend with a collective under way would wait for it even now."""
+    code = _course.failed() if _course.joined else 0
+    if code:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):  # closed, broken or none: as the interpreter, go on
+                continue
+        os._exit(code)
+
+
+# --- being stopped ---
+def _action(new: ctypes.Array[ctypes.c_char] | None = None) -> ctypes.Array[ctypes.c_char]:
+    """What the kernel does at SIGTERM, as C knows it; then it does `new`."""
+    import ctypes
+
+    old = ctypes.create_string_buffer(_ACTION_BYTES)
+    ctypes.CDLL(None).sigaction(int(signal.SIGTERM), new, old)
+    return old
+
+
+def _watch_joining(module: ModuleType) -> None:
+    initialize = module.initialize
+
+    def joined(*given: Any, **named: Any) -> Any:
+        before = _action()
+        try:
+            return initialize(*given, **named)
+        finally:
+            _course.joined = True
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the program has no handler of its own
+                after = _action(before)
+                _course.taken = after if after.raw != before.raw else None
+
+    joined.__doc__, joined.__wrapped__ = initialize.__doc__, initialize  # type: ignore[attr-defined]
+    module.initialize = joined  # type: ignore[attr-defined]
+
+
+def _watch_asking(module: ModuleType) -> None:
+    reached = module.reached_preemption_sync_point
+
+    def asked(step_id: int) -> bool:
+        taken, _course.taken = _course.taken, None
+        if taken is not None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            _action(taken)  # from now on it hears of SIGTERM here, and has its grace
+        return cast("bool", reached(step_id))
+
+    asked.__doc__, asked.__wrapped__ = reached.__doc__, reached  # type: ignore[attr-defined]
+    module.reached_preemption_sync_point = asked  # type: ignore[attr-defined]
+
+
+_WATCHED = {"jax.distributed": _watch_joining, "jax.experimental.multihost_utils": _watch_asking}
+
+
+class _Watcher:
+    """Finds the modules above where they are, and changes them once they are loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _WATCHED:
+            return None
+        others = (cast("_Finder", each) for each in sys.meta_path if each is not self)
+        spec = next((found for each in others if (found := each.find_spec(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def loaded(module: ModuleType) -> None:
+            load(module)
+            _WATCHED[name](module)
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
+
+
+def watch() -> None:
+    """Change the modules of JAX that are loaded already, and the others when they are."""
+    for name, change in _WATCHED.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+    sys.meta_path.insert(0, _Watcher())
+
+
+def _give_way() -> None:
+    """This module hides another of its name, of the system or the user's: that one is run, too."""
+    folders = [each for each in sys.path if os.path.abspath(each or ".") != _HERE]  # noqa: PTH100
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", folders)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":  # by its long name it changes nothing by itself
+    _register(_end)  # the first to be registered comes last
+    sys.exit = _leave  # type: ignore[assignment]
+    atexit.register = _register_at_exit
+    watch()
+    _give_way()
