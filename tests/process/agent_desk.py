@@ -205,10 +205,10 @@ class Host:
         self.token_file.write_text(TOKEN)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **env: str) -> None:
+    def start(self, *, program: tuple[str, ...] = ("-m", "penstock.agent"), **env: str) -> None:
         """Start the agent (again)."""
         command = [
-            sys.executable, "-m", "penstock.agent", "--server", f"http://127.0.0.1:{self.desk.port}", "--slice", SLICE,
+            sys.executable, *program, "--server", f"http://127.0.0.1:{self.desk.port}", "--slice", SLICE,
             "--host", "0", "--provider-id", PROVIDER_ID, "--state", str(self.state), "--token-file",
             str(self.token_file),
         ]  # fmt: skip

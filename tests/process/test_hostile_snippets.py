@@ -297,6 +297,7 @@ def test_a_forged_report_harms_only_its_own_snippet(field: Field) -> None:
         "import atexit, os\n"
         "path = os.path.abspath('../control/result.json')\n"
         f"atexit.register(lambda: (os.remove(path), os.symlink({str(secret)!r}, path)))\n"
+        "result = 1\n"
     )
     left = field.run(code)
     assert left.layout.result.is_symlink()

@@ -98,6 +98,13 @@ class Screen:
             raise AssertionError(f"{what} is not on the screen:\n{self.text()}") from None
         return found[0]
 
+    def cursor(self) -> str:
+        """Whether the cursor is seen: "1" or "0"."""
+        return self._run("display-message", "-p", "#{cursor_flag}").strip()
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._run("resize-window", "-x", str(columns), "-y", str(rows))
+
     def waits(self) -> None:
         """Wait until the shell asks for the next line."""
         soon(lambda: self.text().rstrip().endswith("$"))
@@ -124,6 +131,16 @@ for step in range(1, 4):
     say("step", step)
 gate("go")
 say("\\x1b[32mdone\\x1b[0m", os.environ["PENSTOCK_STAGE"])
+"""
+
+
+STEPS = """
+from penstock import payload
+payload.progress(1, 4, loss=0.5)
+say("first")
+gate("on")
+payload.progress(2, 4, loss=0.5)
+gate("go")
 """
 
 
@@ -167,6 +184,75 @@ def test_a_session(shop: Shop, screen: Screen) -> None:
     screen.type(f"tpu why {job}; tpu show {job}")
     screen.shows(r"^state +succeeded$")
     assert "Traceback" not in screen.text()
+
+
+def test_watch_takes_the_screen_repaints_it_and_gives_it_back(shop: Shop, screen: Screen) -> None:
+    (shop.desk / "watched.py").write_text(WORDS + STEPS)
+    screen.type("tpu run --on v5e-1 -n 'watched run' --detach watched.py")
+    job = screen.shows(r"^(j\w{16})$")[1]
+    shop.says(job, b"first")
+    screen.clear()
+    screen.type("echo before; tpu watch --every 0.2")
+    line = rf"^{job} +watched run +running +s\w+ +1/4 \(25%\) loss=0\.5 "
+    screen.shows(line)
+    screen.shows(r"\d running")
+    screen.shows(r"^ID +NAME +STATE ")
+    screen.shows(r"; q or Ctrl-C leaves$")
+    assert "before" not in screen.text(), "it has a screen of its own"
+    assert "\x1b[36mrunning" in screen.text(raw=True)
+    assert screen.cursor() == "0", "nothing blinks in it"
+
+    shop.open_gate(job, "on")
+    screen.shows(line.replace("1/4 \\(25%\\)", "2/4 \\(50%\\)"))  # by itself
+    assert len(re.findall(f"^{job}", screen.text(), re.MULTILINE)) == 1, "painted over, not below"
+    screen.resize(60, 10)
+    screen.shows(rf"^{job} +watched run .{{,60}}…$")
+    assert all(len(row) <= 60 for row in screen.text().splitlines())
+    assert "leaves" in screen.text()
+    screen.resize(COLUMNS, ROWS)
+    screen.shows(line.replace("1/4 \\(25%\\)", "2/4 \\(50%\\)"))
+
+    shop.open_gate(job, "go")
+    screen.shows(rf"^{job} +watched run +succeeded ")
+    screen.press("C-c")
+    screen.shows(r"^before$")
+    screen.waits()
+    assert "watched run" not in screen.text(), "the screen is what it was"
+    assert "Traceback" not in screen.text()
+    assert screen.cursor() == "1"
+    screen.type("echo code $?")  # and what is typed is seen again
+    screen.shows(r"^\$ echo code \$\?\ncode 0$")
+
+    screen.type("NO_COLOR=1 tpu watch --every 0.2")
+    screen.shows(rf"^{job} +watched run +succeeded ")
+    assert "\x1b" not in screen.text(raw=True)
+    screen.press("q")
+    screen.waits()
+    screen.type("tpu watch --every 0.2")
+    screen.shows(rf"^{job} ")
+    screen.press("C-z")
+    screen.shows(r"Stopped")
+    assert "watched run" not in screen.text()
+    screen.type("fg")
+    screen.shows(rf"^{job} +watched run +succeeded ")
+    screen.press("q")
+    screen.waits()
+    assert screen.cursor() == "1"
+
+
+def test_watch_waits_for_a_server_that_is_away(shop: Shop, screen: Screen) -> None:
+    shop.open()
+    id = shop.submit("say('done')", name="short")
+    shop.ended(id)
+    screen.type("tpu watch --every 0.2")
+    screen.shows(rf"^{id} +short +succeeded ")
+    shop.kill_server()
+    screen.shows(r"^the server does not answer: ")
+    screen.shows(rf"^{id} +short +succeeded ")
+    shop.open()
+    screen.shows(r"; q or Ctrl-C leaves$")
+    screen.press("q")
+    screen.waits()
 
 
 def test_a_failure_ends_the_session_with_its_last_words_and_what_to_do(shop: Shop, screen: Screen) -> None:

@@ -56,10 +56,13 @@ TYPED: list[tuple[dict[str, Any], str, str]] = [
     ({"oom_killed": True, "signal": 9, "slice_state": "PREEMPTED"}, "oom", "certain"),
     ({"oom_killed": True, "exit_code": 1, "log_tail": TRACE}, "oom", "certain"),
     ({"agent": "oom", "exit_code": 1, "notice": True}, "oom", "certain"),
-    ({"exit_code": 137}, "oom", "likely"),
-    ({"signal": 9}, "oom", "likely"),
-    ({"exit_code": -9}, "oom", "likely"),
-    ({"exit_code": 137, "log_tail": TRACE}, "oom", "likely"),
+    ({"exit_code": 137, "log_tail": HBM}, "oom", "likely"),
+    ({"signal": 9, "log_tail": "MemoryError"}, "oom", "likely"),
+    # SIGKILL without a word about memory came from outside.
+    ({"exit_code": 137}, "infra", "likely"),
+    ({"signal": 9}, "infra", "likely"),
+    ({"exit_code": -9}, "infra", "likely"),
+    ({"exit_code": 137, "log_tail": TRACE}, "infra", "likely"),
     ({"exit_code": 137, "slice_state": "PREEMPTED"}, "preempted", "certain"),
     ({"exit_code": 137, "notice": True}, "preempted", "likely"),
     # The machine.

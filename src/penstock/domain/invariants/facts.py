@@ -45,6 +45,11 @@ def items(body: Mapping[str, object], name: str) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else ()
 
 
+def blockers(created: Event) -> int:
+    """How many things keep a new job out of its queue: jobs it comes after, and an array without a place for it."""
+    return len(set(texts(created.body, "after"))) + bool(created.body.get("held"))
+
+
 def texts(body: Mapping[str, object], name: str) -> tuple[str, ...]:
     return tuple(value for value in items(body, name) if isinstance(value, str))
 
@@ -150,6 +155,32 @@ class Call:
     def saw(self, earlier: Record) -> bool:
         """Whether the call began after `earlier`, so that it must take it into account."""
         return self.invoked.order > earlier.order
+
+
+class Pieces:
+    """One reading of a log stream: `parts` are [offset, bytes, bytes marked as missing before it]."""
+
+    __slots__ = ("missing", "read", "repeated", "unmarked")
+
+    def __init__(self, body: Mapping[str, object]) -> None:
+        self.read = self.missing = 0
+        self.unmarked: list[tuple[int, int]] = []
+        self.repeated: list[int] = []
+        at = 0
+        for part in items(body, "parts"):
+            if not (isinstance(part, list | tuple) and len(part) == 3 and all(isinstance(n, int) for n in part)):
+                continue
+            offset, size, missing = part
+            if offset < at:
+                self.repeated.append(offset)
+            elif offset - at != missing:
+                self.unmarked.append((at, offset))
+            self.read += size
+            self.missing += missing
+            at = offset + size
+        # Dropped by the host, which says so in the stream: the line is not the payload's, the bytes have no offset.
+        self.read -= whole(body, "marker_bytes")
+        self.missing += whole(body, "host_missing")
 
 
 class Machine:

@@ -12,7 +12,7 @@ from itertools import islice
 from math import inf
 
 from penstock.domain import limits
-from penstock.domain.invariants.facts import JobFacts, text, texts
+from penstock.domain.invariants.facts import JobFacts, blockers, text, texts
 from penstock.domain.invariants.finding import Finding
 from penstock.domain.invariants.history import Record
 from penstock.domain.invariants.indexed import Indexed
@@ -28,14 +28,14 @@ INTENT_RESOLVED_S = limits.CREATE_TIMEOUT_S + limits.ORPHAN_S + _PROOF_S
 _PARTNERS = 8
 
 _JOB_KINDS = (
-    "job.created", "job.unblocked", "job.placed", "job.requeued", "job.cancel_requested",
+    "job.created", "job.unblocked", "job.released", "job.placed", "job.requeued", "job.cancel_requested",
     "job.succeeded", "job.failed", "job.cancelled",
 )  # fmt: skip
 _SLICE_KINDS = (
     "slice.intended", "slice.ready", "slice.bound", "slice.released", "slice.draining",
     "slice.preempted", "slice.failed", "slice.deleting",
 )  # fmt: skip
-_SETTING_KINDS = ("queue.created", "queue.edited", "control.edited")
+_SETTING_KINDS = ("queue.created", "queue.edited", "queue.deleted", "control.edited")
 _WORLD_KINDS = ("agent.silent", "agent.heard", "vm.preempted", "vm.deleted")
 _WISHES = ("pool", "zones", "spot", "memory_bytes")
 
@@ -65,7 +65,7 @@ class _Floor:
         self._spoilt: dict[str, set[str]] = defaultdict(set)  #: slice -> why it is not to be used
         self._free: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
         self._waiting: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-        self._blocked: dict[str, int] = {}  #: job -> jobs it waits for
+        self._blocked: dict[str, int] = {}  #: job -> jobs it waits for, and its array
         self._others: dict[str, set[str]] = defaultdict(set)  #: team -> waiting jobs that are not the clear case
         self._clear_since: dict[str, float] = defaultdict(lambda: -inf)
         self._queued: dict[str, set[str]] = defaultdict(set)
@@ -87,10 +87,10 @@ class _Floor:
     def job(self, event: Event, t: float) -> None:
         facts = self._history.jobs[event.id]
         if event.kind == "job.created":
-            self._blocked[event.id] = len(set(texts(event.body, "after")))
+            self._blocked[event.id] = blockers(event)
             self._wait(facts, t)
-        elif event.kind == "job.unblocked":
-            self._blocked[event.id] = self._blocked.get(event.id, 0) - 1
+        elif event.kind in ("job.unblocked", "job.released"):
+            self._blocked[event.id] = self._blocked.get(event.id, 0) - 1 + bool(event.body.get("held"))
             self._wait(facts, t)
         elif event.kind == "job.requeued":
             # After anything but a preemption the job sits out a back-off, whose end only the controller knows.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from math import inf
 
 from penstock.domain import limits
-from penstock.domain.invariants.facts import AttemptFacts, JobFacts, maybe_whole, number, text, texts, whole
+from penstock.domain.invariants.facts import AttemptFacts, JobFacts, blockers, maybe_whole, number, text, texts, whole
 from penstock.domain.invariants.finding import Finding
 from penstock.domain.invariants.indexed import Indexed
 from penstock.domain.invariants.liveness_capacity import (
@@ -24,10 +24,10 @@ from penstock.domain.nouns import Event
 #: A start this much later than it could have been is the loop's rhythm, not a delay.
 _START_MARGIN_S = 2 * limits.TICK_S
 _KINDS = (
-    "queue.created", "queue.edited", "pool.created", "pool.edited", "job.created", "job.edited", "job.unblocked",
-    "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded", "job.failed", "job.cancelled",
-    "attempt.created", "attempt.started", "attempt.closed", "slice.intended", "slice.ready", "slice.draining",
-    "slice.preempted", "slice.failed", "slice.deleting", "slice.gone",
+    "queue.created", "queue.edited", "queue.deleted", "pool.created", "pool.edited", "job.created", "job.edited",
+    "job.unblocked", "job.released", "job.placed", "job.requeued", "job.cancel_requested", "job.succeeded",
+    "job.failed", "job.cancelled", "attempt.created", "attempt.started", "attempt.closed", "slice.intended",
+    "slice.ready", "slice.draining", "slice.preempted", "slice.failed", "slice.deleting", "slice.gone",
 )  # fmt: skip
 
 
@@ -163,11 +163,11 @@ class _Shares:
             self._priorities[event.id] = whole(event.body, "priority")
         if event.kind == "job.edited":
             return
-        if event.kind in ("job.created", "job.unblocked"):
+        if event.kind in ("job.created", "job.unblocked", "job.released"):
             if event.kind == "job.created":
-                self._blocked[event.id] = len(set(texts(event.body, "after")))
+                self._blocked[event.id] = blockers(event)
             else:
-                self._blocked[event.id] = self._blocked.get(event.id, 0) - 1
+                self._blocked[event.id] = self._blocked.get(event.id, 0) - 1 + bool(event.body.get("held"))
             if self._blocked[event.id] <= 0:
                 (queue.waiting if accelerators_if_clear(job) else queue.others)[event.id] = t
         elif event.kind == "job.requeued":

@@ -17,6 +17,7 @@ from penstock.domain.invariants import (
     liveness,
     liveness_capacity,
     liveness_fairness,
+    real_processes,
     safety_capacity,
     safety_clients,
     safety_jobs,
@@ -34,7 +35,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     issue: int
     function: Callable[[Indexed], Finding] | None = None
-    where: str = "sim"  #: the run whose totals must show its premise: "sim" or "bench"
+    where: str = "sim"  #: the run that must show its premise: "sim", "bench" or "process"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,12 +78,12 @@ _ALL: Final = (
     _rule("S14", "safe delete", safety_capacity.s14_safe_delete),
     _rule("S15", "budgets apart", safety_jobs.s15_budgets_apart),
     _rule("S16", "one effective leader", safety_jobs.s16_one_effective_leader),
-    _rule("S17", "team walls", None, issue=3),
-    _rule("S18", "logs account for loss", None, issue=3),
-    _rule("S19", "no secret at rest", None, issue=3),
+    _rule("S17", "team walls", real_processes.s17_team_walls, issue=3, where="process"),
+    _rule("S18", "logs account for loss", real_processes.s18_logs_account_for_loss, issue=3, where="process"),
+    _rule("S19", "no secret at rest", real_processes.s19_no_secret_at_rest, issue=3, where="process"),
     _rule("S20", "read your writes", safety_clients.s20_read_your_writes),
-    _rule("S21", "upgrades replay", None, issue=3),
-    _rule("S22", "what was sent is what runs", None, issue=3),
+    _rule("S21", "upgrades replay", real_processes.s21_upgrades_replay, issue=3, where="process"),
+    _rule("S22", "what was sent is what runs", real_processes.s22_what_was_sent_runs, issue=3, where="process"),
     _rule("L1", "free capacity is used", liveness_capacity.l1_free_capacity_is_used),
     _rule("L2", "silence closes", liveness.l2_silence_closes),
     _rule("L3", "cancel in time", liveness.l3_cancel_in_time),
@@ -92,7 +93,7 @@ _ALL: Final = (
     _rule("L7", "the hopeless end", liveness.l7_hopeless_ends),
     _rule("L8", "quiescence", liveness.l8_quiescence),
     _rule("L9", "store outage", liveness.l9_store_outage),
-    _rule("L10", "orderly shutdown", None, issue=3),
+    _rule("L10", "orderly shutdown", real_processes.l10_orderly_shutdown, issue=3, where="process"),
     _rule("L11", "scale", liveness.l11_scale, where="bench"),
     _rule("L12", "reasons are fresh", liveness.l12_reasons_are_fresh),
 )

@@ -7,7 +7,7 @@ says, never read from the controller's counters.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from penstock.domain.invariants.facts import LOSSES, AttemptFacts, Process, maybe_whole, text, whole
 from penstock.domain.invariants.finding import Finding
@@ -213,7 +213,7 @@ class _Chips:
 
 
 _LIMITS = ("team.created", "team.edited", "pool.created", "pool.edited", "queue.created", "queue.edited",
-           "quota.limit_set")  # fmt: skip
+           "queue.deleted", "quota.limit_set")  # fmt: skip
 _LOST = ("slice.preempted", "slice.failed", *_LEAVING)
 
 
@@ -240,7 +240,28 @@ def s12_quota(history: Indexed) -> Finding:
             used, limit = chips.used[scope], chips.limits[scope]
             if limit is not None and used > limit:
                 finding.broken(event.entity, event.id, event.seq, f"{scope[0]} {scope[1]} uses {used} chips of {limit}")
+    _check_arrays(history, finding)
     return finding
+
+
+def _check_arrays(history: Indexed, finding: Finding) -> None:
+    """Of an array with a limit, no more jobs have live attempts than the one that is placed last allows."""
+    live: dict[str, Counter[str]] = defaultdict(Counter)  #: array -> live attempts of each of its jobs
+    for event in history.committed("attempt.created", "attempt.closed"):
+        job = history.jobs.get(text(event.body, "job"))
+        if job is None:
+            continue
+        array, at_most = text(job.body, "array"), maybe_whole(job.body, "at_most")
+        if not array or at_most is None:
+            continue
+        if event.kind == "attempt.closed":
+            live[array][job.id] -= 1
+            continue
+        live[array][job.id] += 1
+        finding.premises += 1
+        running = sum(1 for count in live[array].values() if count > 0)
+        if running > at_most:
+            finding.broken("attempt", event.id, event.seq, f"array {array} has {running} jobs running, {at_most} may")
 
 
 def s14_safe_delete(history: Indexed) -> Finding:

@@ -126,12 +126,13 @@ class Scribe:
     def job(
         self, id: str, *, team: str = "red", queue: str = "default", key: str | None = None, body_hash: str = "h",
         outputs: tuple[str, ...] = (), failures: int = 0, losses: int = 100, replicas: int = 1, slices: int = 1,
-        priority: int = 0, after: tuple[str, ...] = (),
+        priority: int = 0, after: tuple[str, ...] = (), **more: object,
     ) -> None:  # fmt: skip
         self.jobs[id] = {
             "team": team, "queue": queue, "key": key, "body_hash": body_hash, "outputs": list(outputs),
             "failure_budget": failures, "infra_budget": losses, "replicas_max": replicas, "chips": 8,
             "slices": slices, "accelerators": ["v5e-8"], "after": list(after), "parent": None, "priority": priority,
+            **more,
         }  # fmt: skip
         self.write("job.created", id, self.jobs[id])
         self.call("submit", "ok", key=key, body_hash=body_hash, team=team, answer={"job": id})

@@ -77,6 +77,25 @@ def test_l1_a_wakeup_that_was_lost(run: Scribe) -> None:
     assert late(run)
 
 
+def test_l1_a_held_member_of_an_array_waits_for_nothing_until_it_is_released(run: Scribe) -> None:
+    run.job("j1", array="red/sweep", at_most=1, held=True)
+    run.ticks(10)
+    assert run.premises("L1") == 0
+    run.commit("job.released", "j1", array="red/sweep")
+    run.ticks(10)
+    assert late(run)
+
+
+def test_l1_a_member_that_is_unblocked_into_a_full_array_is_excused(run: Scribe) -> None:
+    run.job("j1", after=("j0",), array="red/sweep", at_most=1, held=False)
+    run.commit("job.unblocked", "j1", by="j0", held=True)
+    run.ticks(10)
+    assert run.premises("L1") == 0
+    run.commit("job.released", "j1", array="red/sweep")
+    run.ticks(10)
+    assert late(run)
+
+
 @pytest.mark.parametrize("excuse", ["silent", "lost", "dirty", "draining", "other team", "other kind", "bound"])
 def test_l1_slices_that_are_of_no_use(run: Scribe, excuse: str) -> None:
     match excuse:

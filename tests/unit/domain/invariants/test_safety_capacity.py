@@ -154,6 +154,20 @@ def test_s12_beyond_one_limit(scope: str) -> None:
     assert scribe.broken("S12") == [f"{scope} {name} uses 16 chips of 12"]
 
 
+def test_s12_an_array_runs_no_more_than_it_may(run: Scribe) -> None:
+    for number in (1, 2, 3):
+        run.job(f"m{number}", array="red/sweep", at_most=2)
+    run.slice("s3")
+    run.placed("m1", "b1", "s1")
+    run.placed("m2", "b2", "s2")
+    assert (run.premises("S12"), run.broken("S12")) == (2, [])
+    run.closed("b1", "preempted")
+    run.placed("m3", "b3", "s1")
+    assert run.broken("S12") == []
+    run.placed("m1", "b4", "s3")
+    assert run.broken("S12") == ["array red/sweep has 3 jobs running, 2 may"]
+
+
 def test_s12_a_lowered_limit_only_blocks_new_reservations() -> None:
     scribe = Scribe()
     scribe.commit("team.created", "red", limit_chips=16)
