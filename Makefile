@@ -40,9 +40,21 @@ walls:
 	@command -v bwrap >/dev/null || test "$$(id -u)" -ne 0 || ! command -v apt-get >/dev/null || \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null
 
+# A browser for the example page, and the JavaScript the page imports. Without them its test skips and says why.
+.PHONY: browser
+browser: setup
+	@command -v chromedriver >/dev/null || test "$$(id -u)" -ne 0 || ! command -v apt-get >/dev/null || \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver \
+			fonts-dejavu-core >/dev/null
+	@! command -v npm >/dev/null || $(BIN)/python tools/fetch_firebase.py
+
 .PHONY: test
-test: setup walls ## all tests, with a throwaway PostgreSQL
+test: setup walls browser ## all tests, with a throwaway PostgreSQL
 	tools/with_postgres $(BIN)/pytest -n 2 -m "not long" $(ARGS)
+
+.PHONY: test-long
+test-long: setup walls browser ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
+	tools/with_postgres $(BIN)/pytest -n 2 -m long tests/process $(ARGS)
 
 .PHONY: check
 check: setup ## lint, format, types, the import table, and the rules about the tree itself
@@ -90,5 +102,5 @@ lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; 
 .PHONY: clean
 clean: ## remove .venv and everything made by the tools
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf penstock-bench-*
+	rm -rf penstock-bench-* examples/firestore_web/firebase
 	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +

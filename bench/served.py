@@ -106,8 +106,8 @@ class Served:
             server_mib=_memory_mib(server, "Rss:"),
             others_mib=sum(_memory_mib(pid, "Pss:") for pid in others),
             others=len(others),
-            server_cpu_s=_cpu_s(server),
-            others_cpu_s=sum(map(_cpu_s, others)),
+            server_cpu_s=cpu_s(server),
+            others_cpu_s=sum(map(cpu_s, others)),
         )
 
     def _answers(self) -> bool:
@@ -154,7 +154,7 @@ def _memory_mib(pid: int, kind: str) -> float:
     return 0.0
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import JobState
-from penstock.domain.nouns import Job
+from penstock.domain.nouns import Job, Member
 from penstock.planner.actions import Intend, Place, Plan, Release, Stop
 from penstock.planner.plan import plan
 from penstock.planner.reasons import CODES, explain, reason
@@ -142,6 +142,27 @@ def test_blocked_and_maintenance_come_before_other_reasons() -> None:
     assert why(snapshot, made, "j1") == "maintenance"
     job = msgspec.structs.replace(waiting(snapshot, "j1"), blocked=2)
     assert explain(snapshot, made.reasons, job, 1, NOW).code == "blocked"
+
+
+def test_a_held_member_of_an_array_says_how_many_run() -> None:
+    snapshot, made = planned(
+        slices=["s1"],
+        running=[{"job": "r1", "on": ["s2"]}, {"job": "r2", "on": ["s3"]}, {"job": "r3", "on": ["s4"]}],
+        jobs=[{"id": "j1"}],
+    )
+    member = Member(array="sweep", index=7, at_most=2)
+
+    def joined(job: Job, **changes: Any) -> Job:
+        return msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, member=member), **changes)
+
+    held = joined(waiting(snapshot, "j1"), held=True)
+    assert not held.waiting
+    for count, running in ((1, "1 of 2 running, 1 about to"), (2, "2 of 2 running")):
+        snapshot.put_job(joined(snapshot.jobs[f"r{count}"], state=JobState.RUNNING))
+        found = explain(snapshot, made.reasons, held, 1, NOW)
+        assert found.code == "array_full"
+        assert found.sentence == f"Array sweep: {running}; it is let in when one of them ends."
+        assert found.numbers == {"running": count, "at_most": 2}
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,31 @@ def test_a_flip_is_recovered_from_within_twenty_attempts() -> None:
         attempts.append(market.tries - before)
     assert statistics.mean(attempts) <= 10
     assert max(attempts) <= 20
+
+
+# --- slices that cannot be set up ---
+def test_what_fails_to_be_set_up_again_and_again_rests_long_and_keeps_its_words() -> None:
+    zone, now = NEW, NOW
+    for number in range(1, limits.SETUP_FAILURES_MAX):
+        zone = learn(zone, "broken", now, why=f"log {number}")
+        assert zone.broken == number
+        assert 0 < zone.backoff_until - now <= 2**number * limits.ZONE_BACKOFF_FIRST_S
+        now = zone.backoff_until
+    zone = learn(zone, "broken", now, why="log at last")
+    assert zone.backoff_until == now + limits.SETUP_REST_S
+    assert zone.why == "log at last"
+    assert (zone.grants, zone.refusals, zone.streak) == (0.0, 0.0, 0), "it says nothing of the zone's odds"
+
+
+def test_slices_that_fail_together_count_once() -> None:
+    zone = learn(NEW, "broken", NOW, why="first")
+    again = learn(zone, "broken", NOW + 1, why="second")
+    assert (again.broken, again.backoff_until) == (1, zone.backoff_until)
+
+
+def test_a_grant_or_a_change_of_the_pool_forgives() -> None:
+    zone = learn(NEW, "broken", NOW, why="first")
+    granted = learn(zone, "granted", NOW + 60)
+    assert (granted.broken, granted.why, granted.backoff_until) == (0, "", 0.0)
+    forgiven = zones.forgiven(zone)
+    assert (forgiven.broken, forgiven.why, forgiven.backoff_until) == (0, "", 0.0)

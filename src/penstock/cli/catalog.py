@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from penstock.cli import terminal
 from penstock.domain import catalogue
 from penstock.domain.catalogue import Accelerator, Gap, UnknownAccelerator
 
@@ -93,7 +94,7 @@ def _show_many(accelerators: Sequence[Accelerator], as_json: bool) -> None:
         )
         for accelerator in accelerators
     ]
-    _echo_table(_HEADER, rows)
+    terminal.echo_table(_HEADER, rows, right=_NUMERIC)
     _echo_sources(accelerators)
 
 
@@ -111,7 +112,7 @@ def _show_gaps(accelerators: Sequence[Accelerator], as_json: bool) -> None:
         click.echo("no gaps: every zone list and price shown has a source")
     else:
         rows = [(gap.generation, gap.field, str(len(gap.names)), gap.reason) for gap in narrowed]
-        _echo_table(("FAMILY", "FIELD", "NAMES", "WHY"), rows)
+        terminal.echo_table(("FAMILY", "FIELD", "NAMES", "WHY"), rows, right=_NUMERIC)
 
 
 def _plain(value: object) -> str:
@@ -136,29 +137,3 @@ def _echo_sources(accelerators: Sequence[Accelerator]) -> None:
     click.echo("")
     for key, covered in lines.items():
         click.echo(f"{key} ({', '.join(covered)})")
-
-
-def _echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if sys.stdout.isatty():
-        _echo_rich_table(header, rows)
-        return
-    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
-    for line in (header, *rows):
-        cells = (
-            cell.rjust(width) if title in _NUMERIC else cell.ljust(width)
-            for cell, width, title in zip(line, widths, header, strict=True)
-        )
-        click.echo("  ".join(cells).rstrip())
-
-
-def _echo_rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    # imported here because rich costs 40 ms, and only a terminal shows its work
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold")
-    for title in header:
-        table.add_column(title, justify="right" if title in _NUMERIC else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)

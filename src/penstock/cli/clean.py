@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--older-than", type=SPAN, metavar="TIME", help="Of jobs that ended so long ago, such as 7d; without it 30 days."
+    "--older-than", type=SPAN, metavar="TIME", help="Of jobs that ended so long ago, such as 7d; else by the policy."
 )
 @click.option("--keep-results", is_flag=True, help="Leave results and artifacts, and the jobs they belong to.")
 @click.option("--dry-run", is_flag=True, help="Only count what would go.")
@@ -29,11 +29,13 @@ def clean(older_than: float | None, keep_results: bool, dry_run: bool, as_json: 
     """Remove logs, results, artifacts and checkpoints of jobs that ended long ago.
 
     Also snapshots and blobs that no job names, and environments that no slice of this machine uses, when nothing used
-    them for a day. Jobs themselves are forgotten after 30 days. Jobs that have not ended lose nothing.
+    them for a day. Jobs themselves are forgotten after 30 days. Jobs that have not ended lose nothing. How long each
+    kind is kept says [retention] of the server's penstock.toml (`tpu config show`): 30 days, unless somebody changed
+    it. The server does the same by itself once an hour.
 
     \b
     tpu clean --dry-run           what would go, and how much that is
-    tpu clean                     of jobs that ended 30 days ago and more
+    tpu clean                     what the policy lets go, now
     tpu clean --older-than 7d     of a week and more, last checkpoints too: such jobs can be rerun, not resumed
     """
     from penstock.domain.limits import LATE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -23,15 +24,19 @@ def show(as_json: bool) -> None:
 
     \b
     Files: penstock.toml above the working directory, then the one in ~/.penstock (or $PENSTOCK_HOME).
-    [server] is for `tpu serve`; [client] (url, token, token_file) only counts in ~/.penstock.
+    [server] is for `tpu serve`; [retention] says how long things are kept (logs, results, checkpoints, jobs,
+    unused, every: 30d, 12h, never), [tpu_vm] which cloud project slices come from; these two and [client]
+    (url, token, token_file) only count in ~/.penstock.
     """
     from penstock.client import ApiError
     from penstock.client.settings import find
     from penstock.domain.admission import BadInput
-    from penstock.wiring.settings import load, shown
+    from penstock.wiring.settings import load, load_cloud, load_retention, shown
 
     try:
         home, values = load(os.environ, directory=Path.cwd())
+        policy = load_retention(os.environ)
+        cloud = load_cloud(os.environ)
         client = find()
     except BadInput as error:
         raise click.UsageError(str(error)) from error
@@ -47,11 +52,23 @@ def show(as_json: bool) -> None:
         rows.append(("client.url", None, "no server is configured and none runs here"))
     for name, (value, source) in values.items():
         rows.append((f"server.{name}", shown(value) if isinstance(value, str) else value, source))
+    for name, (value, source) in policy.items():
+        assert isinstance(value, float)
+        rows.append((f"retention.{name}", _age(value, as_json), source))
+    for name, (value, source) in cloud.items():
+        rows.append((f"tpu_vm.{name}", value, source))
     if as_json:
         terminal.echo_json([{"name": name, "value": value, "from": source} for name, value, source in rows])
     else:
         plain = [(name, terminal.safe(_plain(value)), terminal.safe(source)) for name, value, source in rows]
         terminal.echo_table(("SETTING", "VALUE", "FROM"), plain)
+
+
+def _age(seconds: float, as_json: bool) -> object:
+    """A number of seconds for programs, words for people."""
+    if math.isinf(seconds):
+        return "never"
+    return seconds if as_json else terminal.span(seconds)
 
 
 def _plain(value: object) -> str:

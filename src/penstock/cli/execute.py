@@ -7,6 +7,8 @@ the cause (`wire.problems.JOB_EXIT_CODES`).
 
 from __future__ import annotations
 
+import re
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -40,6 +42,15 @@ class BatchLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
+class SnippetWish(msgspec.Struct, frozen=True):
+    """What the command line says of the snippet itself."""
+
+    code: str | None
+    variables: dict[str, object]
+    isolation: str
+    setup: str
+
+
 @click.command(name="exec")
 @click.argument("file", required=False, metavar="[FILE.py|-]")
 @click.option("-c", "code", metavar="CODE", help="The code itself.")
@@ -52,6 +63,8 @@ class BatchLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     show_default=True,
     help="A process of its own, or one trusted interpreter for many.",
 )
+@click.option("--setup", default="", metavar="COMMAND", help="Makes its environment, once per host; kept by its hash.")
+@click.option("--requirements", metavar="FILE", help="Its environment has these packages: a plain requirements file.")
 @click.option("--detach", is_flag=True, help="Submit, print the id, leave.")
 @as_json
 @job_options
@@ -64,6 +77,8 @@ def execute(
     variables: tuple[tuple[str, str], ...],
     batch: str | None,
     isolation: str,
+    setup: str,
+    requirements: str | None,
     detach: bool,
     as_json: bool,
     job: JobOptions,
@@ -73,6 +88,7 @@ def execute(
     \b
     tpu exec -c 'result = jax.device_count()'
     tpu exec --on v5e-8 --var n=100 probe.py
+    tpu exec --setup 'pip install einops' probe.py
     echo 'result = 1 + 1' | tpu exec -
     tpu exec --batch work.jsonl --json > outcomes.jsonl
     """
@@ -81,12 +97,14 @@ def execute(
         code = _code(code, file)
     values = {key: _json("--var", f"{key}={text}", text) for key, text in variables}
     lines = [BatchLine()] if batch is None else _batch(batch)
+    setup = _setup(setup, requirements)
     with talking(start=True, stay=not detach) as client:
         from penstock.cli.targets import resolve
 
         target = resolve(known.settings.on if job.on is None else job.on, client)
         requests = [
-            _request(number, line, code, values, isolation, job, target) for number, line in enumerate(lines, 1)
+            _request(number, line, SnippetWish(code, values, isolation, setup), job, target)
+            for number, line in enumerate(lines, 1)
         ]
         if batch is not None:
             _run_batch(context, client, requests, detach, as_json)
@@ -97,19 +115,23 @@ def execute(
 def _request(
     number: int,
     line: BatchLine,
-    code: str | None,
-    values: dict[str, object],
-    isolation: str,
+    wish: SnippetWish,
     job: JobOptions,
     target: Target,
 ) -> JobRequest:
     from penstock.wire.api import SnippetRequest
 
-    text = line.code if line.code is not None else code
+    text = line.code if line.code is not None else wish.code
     if text is None:
         raise click.UsageError(f"--batch, line {number}: it has no code, and neither -c nor a file gives one")
     payload = msgspec.convert(
-        {"type": "snippet", "code": text, "variables": {**values, **line.variables}, "isolation": isolation},
+        {
+            "type": "snippet",
+            "code": text,
+            "variables": {**wish.variables, **line.variables},
+            "isolation": wish.isolation,
+            "setup": wish.setup,
+        },
         SnippetRequest,
     )
     request = job_request(payload, job, target)
@@ -120,6 +142,24 @@ def _request(
         timeout_s=request.timeout_s if line.timeout_s is None else line.timeout_s,
         idempotency_key=line.idempotency_key or _line_key(request.idempotency_key, number),
     )
+
+
+def _setup(setup: str, requirements: str | None) -> str:
+    """The command that makes the environment; a requirements file is spelled out, since a snippet brings no files."""
+    if requirements is None:
+        return setup
+    if setup:
+        raise click.UsageError("--setup and --requirements: give one of them")
+    wanted: list[str] = []
+    for number, line in enumerate(_text(requirements, 1 << 20, "use `tpu run`").splitlines(), 1):
+        text = re.sub(r"(^|\s)#.*$", "", line).strip()
+        if text.startswith(("-", ".", "/")) or text.endswith("\\"):
+            rule = "only packages by name; use --setup or `tpu run`"
+            raise click.UsageError(f"--requirements {requirements}, line {number}: {text!r}: {rule}")
+        wanted += [text] if text else []
+    if not wanted:
+        raise click.UsageError(f"--requirements {requirements}: there is no package in it")
+    return shlex.join(["pip", "install", *wanted])
 
 
 def _line_key(key: str | None, number: int) -> str | None:
@@ -223,7 +263,7 @@ def _run_batch(context: click.Context, client: Client, requests: list[JobRequest
                 said = follow.summary(outcome) if codes[-1] else _one_line(outcome.result)
                 click.echo(f"{outcome.id}  {said}")
     except KeyboardInterrupt:
-        raise many.detached(ids, 0, "tpu ps") from None
+        raise many.detached(ids, "tpu ps") from None
     terminal.note(f"{codes.count(0)} of {len(codes)} succeeded")
     context.exit(next((code for code in codes if code), 0))
 

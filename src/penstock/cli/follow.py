@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.logs import Writer
+from penstock.cli.logs import Writer, from_hosts
 from penstock.cli.terminal import StatusLine, note, now_s, safe, span
 from penstock.wire.problems import job_exit_code
 
@@ -39,7 +39,7 @@ def follow(client: Client, id: str, *, silent: bool = False, quiet_logs: bool = 
     writer = Writer(silent=quiet_logs)
     try:
         with _watched(client, id, status, writer):
-            for chunk in client.logs(id, follow=True):
+            for chunk in from_hosts(client, id, client.logs(id, follow=True), writer):
                 with status.lock:
                     status.clear()
                     writer.write(chunk)

@@ -16,15 +16,14 @@ import click
 from penstock.cli import follow, terminal
 from penstock.cli.talk import Refused, talking
 from penstock.cli.terminal import moment, now_s, safe, span
-from penstock.cli.words import JOB, as_json, job_filters
+from penstock.cli.words import JOB, STATE_WORDS, as_json, event_filters, job_filters
 
 if TYPE_CHECKING:
+    from penstock.client.calls import EventFilters
     from penstock.client.client import Client
     from penstock.wire.api import AttemptView, EventView, JobView
 
 LIVE = ("running", "provisioning", "queued")
-#: Words for several states at once.
-STATE_WORDS = {"live": ",".join(LIVE), "ended": "succeeded,failed,cancelled"}
 RECENT = 15  #: ended jobs that `ps` shows below the live ones
 NOT_AVAILABLE = 3
 
@@ -243,6 +242,8 @@ def why(job: str, as_json: bool) -> None:
     click.echo(f"{answer.id} ({terminal.state(answer.state)}): {safe(answer.sentence)}")
     if answer.place is not None:
         click.echo(f"place {answer.place} in its queue")
+    for line in answer.details:
+        click.echo(f"  {safe(line)}")
     if answer.advice:
         click.echo(f"what helps: {safe(answer.advice)}")
 
@@ -251,12 +252,36 @@ def why(job: str, as_json: bool) -> None:
 @click.argument("job", type=JOB, required=False)
 @click.option("-f", "--follow", "live", is_flag=True, help="Go on as they happen.")
 @click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only those after this number.")
+@event_filters
 @as_json
-def events(job: str | None, live: bool, after: int, as_json: bool) -> None:
-    """List what happened: to one job, or to everything of your team. One line each; --json gives JSON lines."""
+def events(
+    *,
+    job: str | None,
+    live: bool,
+    after: int,
+    user: str | None,
+    state: str | None,
+    tag: str | None,
+    since: float | None,
+    as_json: bool,
+) -> None:
+    """List what happened: to one job, or to everything of your team. One line each; --json gives JSON lines.
+
+    \b
+    tpu events j01                     one job, from its first to its last
+    tpu events --since 1h              everything of the last hour
+    tpu events -f --tag sweep          as it happens, of jobs with a tag
+    tpu events --state failed --since 1d
+    """
+    if job is not None and (user, state, tag) != (None, None, None):
+        raise click.UsageError("--user, --state and --tag choose among jobs; with one job named, leave them out")
+    filters: EventFilters = {"since": None if since is None else now_s() - since}
+    if job is None:
+        filters |= {"user": user, "tag": tag, "state": None if state is None else STATE_WORDS.get(state, state)}
+    begin = after or (None if live and job is None else 0)
     with talking() as client:
         try:
-            for event in client.events(job, follow=live, after=after):
+            for event in client.events(job, follow=live, after=begin, **filters):
                 if as_json:
                     terminal.echo_json_line(event)
                 else:

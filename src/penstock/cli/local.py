@@ -8,9 +8,10 @@ from __future__ import annotations
 import click
 
 from penstock.cli import terminal
+from penstock.cli.pools import chosen_slices
 from penstock.cli.talk import talking
 from penstock.cli.terminal import safe
-from penstock.cli.words import SPAN, as_json
+from penstock.cli.words import SPAN, as_json, slice_filters
 
 
 @click.group()
@@ -25,11 +26,12 @@ def local() -> None:
 
 
 @local.command(name="ls")
+@slice_filters
 @as_json
-def list_local(as_json: bool) -> None:
+def list_local(*, user: str | None, state: str | None, tag: str | None, since: float | None, as_json: bool) -> None:
     """List local slices and what runs on them."""
     with talking() as client:
-        found = [each for each in client.slices() if each.provider == "local"]
+        found = [each for each in chosen_slices(client, user, state, tag, since) if each.provider == "local"]
     if as_json:
         terminal.echo_json(found)
     elif not found:

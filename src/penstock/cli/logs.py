@@ -9,6 +9,7 @@ and `exec` print through.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -18,15 +19,19 @@ from penstock.cli.talk import talking
 from penstock.cli.words import JOB
 
 if TYPE_CHECKING:
+    from penstock.client.client import Client
     from penstock.wire.api import LogChunk
 
 
 class Writer:
-    """Puts chunks of logs where they belong and counts what is missing between them."""
+    """Puts chunks of logs where they belong and counts what is missing between them.
+
+    Lines begin with their host's number while `prefixed`: of a gang, where several hosts speak.
+    """
 
     def __init__(self, *, one_stream: bool = False, prefixed: bool = False, silent: bool = False) -> None:
         self._one_stream = one_stream
-        self._prefixed = prefixed
+        self.prefixed = prefixed
         self._silent = silent
         self._ends: dict[tuple[str, int, str], int] = {}
         self._open_line: tuple[str, int, str] | None = None
@@ -57,8 +62,8 @@ class Writer:
         _, host, stream = source
         plain = self._one_stream or stream == "out"
         target = (sys.stdout if plain else sys.stderr).buffer
-        if self._prefixed:
-            data = self._with_prefix(source, data, f"[{host}] ".encode())
+        if self.prefixed:
+            data = self._with_prefix(source, data, f"[host {host}] ".encode())
         self._open_line = None if data.endswith(b"\n") else source
         target.write(data)
         target.flush()
@@ -70,6 +75,19 @@ class Writer:
         body, newline, rest = data.rpartition(b"\n")
         marked = (body.replace(b"\n", b"\n" + prefix) + newline) + (prefix + rest if newline and rest else rest)
         return before + (b"" if going_on else prefix) + marked
+
+
+def from_hosts(client: Client, id: str, chunks: Iterable[LogChunk], writer: Writer) -> Iterator[LogChunk]:
+    """The chunks; the writer is told whether several hosts may speak, as soon as an attempt does.
+
+    Before an attempt's first bytes nobody knows how many hosts it has.
+    """
+    known: set[str] = set()
+    for chunk in chunks:
+        if chunk.attempt not in known:
+            known.add(chunk.attempt)
+            writer.prefixed = any(each.hosts > 1 for each in client.get(id).attempts)
+        yield chunk
 
 
 @click.command()
@@ -86,14 +104,14 @@ def logs(job: str, follow: bool, host: int | None, stream: str | None, attempt: 
     tpu logs -f j01                 and what comes, until the job has ended
     tpu logs j01 --stream out > x   exactly the bytes of its standard output
 
-    Lines of a job on several hosts are marked with the host's number, unless --host chooses one.
+    Lines of a job on several hosts begin with `[host N]`, unless --host chooses one.
     """
     with talking(stay=follow) as client:
         view = client.get(job)
-        gang = host is None and any(each.hosts > 1 for each in view.attempts)
-        writer = Writer(one_stream=stream is not None, prefixed=gang)
+        writer = Writer(one_stream=stream is not None)
+        chunks = client.logs(view.id, follow=follow, host=host, stream=stream, attempt=attempt)
         try:
-            for chunk in client.logs(view.id, follow=follow, host=host, stream=stream, attempt=attempt):
+            for chunk in chunks if host is not None else from_hosts(client, view.id, chunks, writer):
                 writer.write(chunk)
         except KeyboardInterrupt:
             if not follow:

@@ -76,9 +76,10 @@ COMMANDS: dict[str, LazyCommand] = {
     "clean": LazyCommand("penstock.cli.clean:clean", "Remove what jobs left that ended long ago.", CHANGE),
     "slices": LazyCommand("penstock.cli.pools:slices", "What capacity there is, who uses it, what is free.", CAPACITY),
     "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, set, rm.", CAPACITY),
-    "queues": LazyCommand("penstock.cli.pools:queues", "Where jobs wait and how teams share: list, set.", CAPACITY),
+    "queues": LazyCommand("penstock.cli.pools:queues", "Where jobs wait and how teams share: list, set, rm.", CAPACITY),
     "local": LazyCommand("penstock.cli.local:local", "Slices of this machine: ls, preempt.", CAPACITY),
     "serve": LazyCommand("penstock.cli.serve:serve", "Run the server: API, controller and local slices.", SERVER),
+    "bridge": LazyCommand("penstock.cli.bridge:bridge", "Firestore documents in, results out: firestore.", SERVER),
     "down": LazyCommand("penstock.cli.serve:down", "Stop the server of this machine.", SERVER),
     "config": LazyCommand("penstock.cli.config:config", "What is set, and where each value came from.", SERVER),
     "alias": LazyCommand("penstock.cli.aliases:alias", "Short names of overrides: lr=0.01.", ONCE),
@@ -95,11 +96,16 @@ COMMANDS: dict[str, LazyCommand] = {
         "penstock.cli.classify:classify", "Say why a run failed, from its exit code, signal or log.", LOOK_UP
     ),
     "sim": LazyCommand("penstock.cli.sim:sim", "Run the real controller in a simulated world, with faults.", PROVE),
-    "emulator": LazyCommand("penstock.cli.emulator:emulator", "A cloud's API on this machine: gcs.", PROVE),
+    "emulator": LazyCommand(
+        "penstock.cli.emulator:emulator", "A cloud on this machine: Cloud TPU and Storage APIs.", PROVE
+    ),
     "doctor": LazyCommand(
         "penstock.cli.doctor:doctor", "Which walls stand around jobs here; whether a store is sound.", PROVE
     ),
 }
+
+# One of a kind, as people say it when they make one.
+OTHER_NAMES = {"pool": "pools"}
 
 # What the older `tpu` tool called it; docs/howto/from-tpu-manager.md has the whole table.
 FORMER_NAMES = {
@@ -137,6 +143,8 @@ EXTRA_OF_MODULE = {
     "uvloop": "server",
     "httptools": "server",
     "psycopg": "postgres",
+    "google": "firestore",
+    "grpc": "firestore",
 }
 
 # Set to 1 to see the full trace of a fault instead of one line.
@@ -152,7 +160,7 @@ class LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
+        entry = COMMANDS.get(OTHER_NAMES.get(cmd_name, cmd_name))
         if entry is None:
             return None
         module_name, _, attribute = entry.target.partition(":")
@@ -167,7 +175,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         # Click would compare only with the commands it has loaded, which here are none.
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+        if name not in COMMANDS and name not in OTHER_NAMES and not name.startswith("-") and not ctx.resilient_parsing:
             if name in FORMER_NAMES:
                 raise click.exceptions.UsageError(f"{name!r} is now `tpu {FORMER_NAMES[name]}`", ctx)
             raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
@@ -230,11 +238,20 @@ def _verdict(error: BaseException) -> tuple[int, str]:
             return ExitCode.FAULT, f"a fault in Penstock: {what} (set {TRACEBACK_VARIABLE}=1 for the trace)"
 
 
+def _as_utf8(word: str) -> str:
+    """A word of the command line as it was typed, also where the locale (`LC_ALL=C`) knows no letter of it."""
+    try:
+        return os.fsencode(word).decode("utf-8")
+    except UnicodeError as error:
+        raise click.UsageError(f"{word!a} is not UTF-8; write it in UTF-8, or put it into a file") from error
+
+
 def run(args: Sequence[str], program: str = "tpu") -> int:
     """Run one command line and return its exit code."""
     if f"_{program.upper()}_COMPLETE" in os.environ:
         tpu.main(list(args), prog_name=program)  # the shell asks for completions; click answers and exits
     try:
+        args = [_as_utf8(word) for word in args]
         # Not `tpu.main`: it turns a closed pipe into exit code 1, which here means that a check failed.
         with tpu.make_context(program, list(args), color=_colour()) as context:
             tpu.invoke(context)

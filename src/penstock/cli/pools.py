@@ -6,16 +6,18 @@ numbers mean for placement is in docs/explanation/planning.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli import terminal
 from penstock.cli.talk import talking
 from penstock.cli.terminal import now_s, safe, span
-from penstock.cli.words import SPAN, as_json
+from penstock.cli.words import SPAN, as_json, slice_filters
 
 if TYPE_CHECKING:
+    from penstock.client.client import Client
+    from penstock.domain.cloud import CloudWish, Mount
     from penstock.wire.api import SliceView
 
 
@@ -28,7 +30,7 @@ def pools(context: click.Context, as_json: bool) -> None:
     \b
     tpu pools                                             list them
     tpu pools set big --on v5e-8 --max 4                  make or change one
-    tpu pools set spot --on v4-8 --spot --zone us-central2-b --provider tpu_vm
+    tpu pool create spot --type v5e-8 --zones us-* --max 40 --spot      slices of a cloud
     tpu pools rm big                                      remove it
     """
     if context.invoked_subcommand is not None:
@@ -47,55 +49,124 @@ def pools(context: click.Context, as_json: bool) -> None:
                 pool.provider,
                 safe(",".join(pool.zones)),
                 f"{pool.slices} of {pool.min}..{pool.max}",
-                "spot" if pool.spot else "-",
+                pool.cloud.kind if pool.cloud is not None else "spot" if pool.spot else "-",
                 span(pool.idle_s),
                 safe(pool.team),
             )
             for pool in found
         ]
-        terminal.echo_table(("NAME", "ACCELERATOR", "PROVIDER", "ZONES", "SLICES", "SPOT", "IDLE", "TEAM"), rows)
+        terminal.echo_table(("NAME", "ACCELERATOR", "PROVIDER", "ZONES", "SLICES", "BOUGHT", "IDLE", "TEAM"), rows)
+
+
+_MOUNT = "KIND:SOURCE:PATH"
+
+
+def _mount(word: str) -> Mount:
+    """nfs:HOST:/EXPORT:/mnt/x, gcs:BUCKET:/mnt/x or disk:NAME:/mnt/x."""
+    from penstock.domain.cloud import Mount
+
+    kind, _, rest = word.partition(":")
+    source, _, path = rest.rpartition(":")
+    if not (kind and source and path):
+        raise click.UsageError(f"--mount: {word!r} is not {_MOUNT}; such as nfs:10.0.0.2:/export:/mnt/data")
+    return Mount(kind, source, path)
 
 
 @pools.command(name="set")
 @click.argument("name")
-@click.option("--on", "accelerator", required=True, metavar="ACCELERATOR", help="What its slices are, such as v5e-8.")
-@click.option("--provider", default="local", show_default=True, help="Who makes them.")
-@click.option("--zone", "zones", multiple=True, metavar="ZONE", help="Where; may be repeated.")
+@click.option(
+    "--on", "--type", "accelerator", required=True, metavar="ACCELERATOR", help="What its slices are, such as v5e-8."
+)
+@click.option("--provider", help="Who makes them: local or tpu_vm.  [default: tpu_vm with zones, else local]")
+@click.option("--zone", "--zones", "zones", multiple=True, metavar="ZONES", help="Where: names or patterns (us-*).")
 @click.option("--min", "least", type=int, default=0, show_default=True, help="Slices kept, wanted or not.")
 @click.option("--max", "most", type=int, default=1, show_default=True, help="Slices at most.")
-@click.option("--spot", is_flag=True, help="Cheap, and may be taken away.")
+@click.option("--spot", "kind", flag_value="spot", help="Cheap, and may be taken away.")
+@click.option("--preemptible", "kind", flag_value="preemptible", help="The same in its older form, for a day at most.")
+@click.option("--flex-start", "kind", flag_value="flex-start", help="Waits in the cloud's queue; ends after --life.")
+@click.option("--reserved", "reservation", metavar="NAME", help="From this reservation; `any`: from whichever fits.")
+@click.option("--queued", is_flag=True, help="Ask by a queued resource where a node would do.")
+@click.option("--wait", type=SPAN, metavar="TIME", help="Give a queued request up after so long.")
+@click.option("--life", type=SPAN, metavar="TIME", help="Of flex-start slices.  [default: 7d]")
 @click.option("--idle", type=SPAN, default="10m", show_default=True, help="How long an unused slice is kept.")
+@click.option("--runtime-version", default="", metavar="NAME", help="Image of the hosts.  [default: the catalogue's]")
+@click.option("--network", default="", metavar="NAME", help="Of the hosts.")
+@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts.")
+@click.option("--service-account", default="", metavar="EMAIL", help="Whom the hosts act as.")
+@click.option("--no-external-ip", is_flag=True, help="Hosts have no address of their own outside the network.")
+@click.option("--network-tag", "tags", multiple=True, metavar="TAG", help="Of the hosts; may be repeated.")
+@click.option("--disk", "disks", multiple=True, metavar="NAME", help="Attach this disk read-only; may be repeated.")
+@click.option("--mount", "mounts", multiple=True, metavar=_MOUNT, help="On every host, nfs, gcs or disk; repeatable.")
 @as_json
 def set_pool(
     *,
     name: str,
     accelerator: str,
-    provider: str,
+    provider: str | None,
     zones: tuple[str, ...],
     least: int,
     most: int,
-    spot: bool,
+    kind: str | None,
+    reservation: str | None,
     idle: float,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Make the pool NAME, or change it to this."""
+    """Make the pool NAME, or change it to this.
+
+    \b
+    tpu pools set big --on v5e-8 --max 4
+    tpu pool create spot --type v5e-8 --zones us-*,europe-west4-a --max 40 --spot --idle 10m
+    """
     from penstock.wire.api import PoolRequest
 
+    chosen = tuple(zone.strip() for word in zones for zone in word.split(",") if zone.strip())
+    cloudy = chosen not in ((), ("local",))
+    maker = provider or ("tpu_vm" if cloudy else "local")
     request = PoolRequest(
         accelerator=accelerator,
-        provider=provider,
-        zones=zones or ("local",),
+        provider=maker,
+        zones=chosen or ("local",),
         min=least,
         max=most,
-        spot=spot,
+        spot=kind in ("spot", "preemptible"),
         idle_s=idle,
+        cloud=_wish(kind, reservation, options) if maker != "local" else None,
     )
+    if maker == "local" and (kind not in (None, "spot") or reservation or any(options.values())):
+        raise click.UsageError("these options are for slices of a cloud; name its zones with --zones")
     with talking(start=True) as client:
         pool = client.put_pool(name, request)
     if as_json:
         terminal.echo_json(pool)
     else:
-        click.echo(f"{safe(pool.name)}: {pool.min} to {pool.max} slices of {pool.accelerator}")
+        where = f" in {', '.join(pool.zones)}" if cloudy else ""
+        click.echo(f"{safe(pool.name)}: {pool.min} to {pool.max} slices of {pool.accelerator}{safe(where)}")
+
+
+def _wish(kind: str | None, reservation: str | None, options: dict[str, Any]) -> CloudWish:
+    from penstock.domain.cloud import ON_DEMAND, RESERVED, CloudWish
+
+    if reservation and kind is not None:
+        raise click.UsageError(f"--reserved and --{kind}: a slice is bought in one way; leave one out")
+    return CloudWish(
+        kind=RESERVED if reservation else kind or ON_DEMAND,
+        reservation="" if reservation in (None, "any") else reservation,
+        queued=options["queued"],
+        wait_s=options["wait"],
+        life_s=options["life"],
+        runtime_version=options["runtime_version"],
+        network=options["network"],
+        subnetwork=options["subnetwork"],
+        service_account=options["service_account"],
+        external_ip=not options["no_external_ip"],
+        tags=options["tags"],
+        disks=options["disks"],
+        mounts=tuple(_mount(word) for word in options["mounts"]),
+    )
+
+
+pools.add_command(set_pool, "create")
 
 
 @pools.command(name="rm")
@@ -116,6 +187,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     tpu queues                                     list them
     tpu queues set night --quota 64 --weight 2     make or change one
     tpu queues set night --paused                  nothing of it starts
+    tpu queues rm night                            remove it, once no job is in it
     """
     if context.invoked_subcommand is not None:
         return
@@ -166,14 +238,24 @@ def set_queue(
         click.echo(f"{safe(queue.name)}: weight {queue.weight:g}" + (", paused" if queue.paused else ""))
 
 
+@queues.command(name="rm")
+@click.argument("name")
+def remove_queue(name: str) -> None:
+    """Remove the queue NAME. Refused while a job is in it that has not ended."""
+    with talking() as client:
+        client.delete_queue(name)
+
+
 @click.command()
 @click.option("--pool", metavar="NAME", help="Only slices of this pool.")
-@click.option("--state", metavar="STATE", help="Only slices in this state.")
+@slice_filters
 @as_json
-def slices(pool: str | None, state: str | None, as_json: bool) -> None:
+def slices(
+    *, pool: str | None, user: str | None, state: str | None, tag: str | None, since: float | None, as_json: bool
+) -> None:
     """List slices: what there is, who uses it, what is free."""
     with talking() as client:
-        found = [each for each in client.slices() if pool in (None, each.pool) and state in (None, each.state)]
+        found = [each for each in chosen_slices(client, user, state, tag, since) if pool in (None, each.pool)]
     if as_json:
         terminal.echo_json(found)
     elif not found:
@@ -181,6 +263,22 @@ def slices(pool: str | None, state: str | None, as_json: bool) -> None:
     else:
         header = ("ID", "ACCELERATOR", "STATE", "POOL", "ZONE", "HOSTS", "SPOT", "JOB", "")
         terminal.echo_table(header, [_slice_row(each) for each in found], right=("HOSTS",))
+
+
+def chosen_slices(
+    client: Client, user: str | None, state: str | None, tag: str | None, since: float | None
+) -> list[SliceView]:
+    """The slices that `slice_filters` let through."""
+    states = None if state is None else state.split(",")
+    begin = 0.0 if since is None else now_s() - since
+    return [
+        each
+        for each in client.slices()
+        if (user is None or each.user == user)
+        and (states is None or each.state in states)
+        and (tag is None or tag in each.tags)
+        and each.made_at >= begin
+    ]
 
 
 def _slice_row(each: SliceView) -> tuple[str, ...]:
@@ -198,5 +296,5 @@ def _slice_row(each: SliceView) -> tuple[str, ...]:
         str(each.hosts),
         "spot" if each.spot else "-",
         used,
-        safe(each.why) or idle,
+        safe(each.why) or safe(each.arriving) or idle,
     )

@@ -7,8 +7,8 @@ the payload's own, or that of the cause (`wire.problems.JOB_EXIT_CODES`).
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from penstock.cli.words import Array, Members, as_json
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
-    from penstock.wire.api import JobRequest, Outcome
+    from penstock.wire.api import JobRequest
 
 INDEX_VARIABLE = "PENSTOCK_ARRAY_INDEX"
 OWN_COMMAND = "penstock.cli.run.own_command"  #: key of the context's notes: the words stood after `--`
@@ -81,7 +81,7 @@ def run(
     tpu run train.py lr=0.01 bs=256              the default capacity, aliases expanded
     tpu run --on v5e-8 --dir 2 train.py          a numbered directory, one accelerator
     tpu run --on 'v5e-*,v4-8' --spot train.py    the first that can be had
-    tpu run --array 0-9 train.py seed={index}    ten jobs
+    tpu run --array 0-9%3 train.py seed={index}  ten jobs, three at once
     tpu run --detach -- bash -c 'make && ./go'   any command, and do not stay
 
     Ctrl-C detaches: the job goes on, `tpu logs -f ID` returns to it.
@@ -102,8 +102,6 @@ def run(
     if not job.name:
         job.name = Path(words[0]).name
     wait = known.settings.wait if wait is None else wait
-    if array is not None and array.at_once is not None and not wait and not dry_run:
-        raise click.UsageError("--array …%N with --detach: this command feeds the array, so it has to stay; drop one")
     with talking(start=not dry_run, stay=wait and not dry_run) as client:
         from penstock.cli.targets import resolve
         from penstock.wire.api import CommandRequest
@@ -196,12 +194,13 @@ def _members(request: JobRequest, array: Members) -> list[JobRequest]:
     from penstock.wire.api import CommandRequest
 
     assert isinstance(request.payload, CommandRequest)
-    stem = os.urandom(8).hex()
+    given = request.idempotency_key
+    # The same key again must be the same request: the array's name is part of it.
+    stem = os.urandom(8).hex() if given is None else hashlib.sha256(given.encode()).hexdigest()[:16]
     members = []
     for index in array.indices:
         argv = tuple(word.replace("{index}", str(index)) for word in request.payload.argv)
         env = {key: value.replace("{index}", str(index)) for key, value in request.env.items()}
-        key = request.idempotency_key
         members.append(
             msgspec.structs.replace(
                 request,
@@ -209,7 +208,8 @@ def _members(request: JobRequest, array: Members) -> list[JobRequest]:
                 env={**env, INDEX_VARIABLE: str(index)},
                 name=f"{request.name}[{index}]",
                 array=f"{stem}/{index}",
-                idempotency_key=None if key is None else f"{key}/{index}",
+                at_most=array.at_once,
+                idempotency_key=None if given is None else f"{given}/{index}",
             )
         )
     return members
@@ -219,8 +219,7 @@ def _run_array(
     context: click.Context, client: Client, requests: list[JobRequest], array: Members, wait: bool, as_json: bool
 ) -> None:
     status = terminal.StatusLine(silent=as_json)
-    at_once = array.at_once
-    ids = many.submit_all(client, requests) if at_once is None else []
+    ids = many.submit_all(client, requests)
     if not wait:
         if as_json:
             terminal.echo_json(ids)
@@ -229,20 +228,14 @@ def _run_array(
                 click.echo(id)
         return
     codes: list[int] = []
-    ends: Iterator[tuple[int, Outcome]]
     try:
-        if at_once is None:
-            ends = enumerate(many.wait_all(client, ids, status))
-        else:
-            ends = many.keep_at_once(client, requests, at_once, status)
-        for position, outcome in ends:
+        for index, outcome in zip(array.indices, many.wait_all(client, ids, status), strict=True):
             codes.append(follow.exit_code(outcome))
             if as_json:
-                terminal.echo_json_line({"index": array.indices[position], **msgspec.structs.asdict(outcome)})
+                terminal.echo_json_line({"index": index, **msgspec.structs.asdict(outcome)})
             elif codes[-1]:
-                status.say(f"[{array.indices[position]}] {follow.summary(outcome)}")
+                status.say(f"[{index}] {follow.summary(outcome)}")
     except KeyboardInterrupt:
-        left = 0 if at_once is None else len(requests) - len(codes)
-        raise many.detached(ids, left, "tpu ps") from None
+        raise many.detached(ids, "tpu ps") from None
     terminal.note(f"{codes.count(0)} of {len(codes)} succeeded")
     context.exit(next((code for code in codes if code), 0))

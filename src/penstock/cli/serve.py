@@ -36,10 +36,12 @@ def serve(**flags: object) -> None:
     `tpu config show` says what holds. Ctrl-C stops it; running jobs go on and wait for the next one.
     """
     from penstock.domain.admission import BadInput
-    from penstock.wiring.settings import load, server_settings, shown
+    from penstock.wiring.settings import load, load_cloud, load_retention, server_settings, shown
 
     try:
-        settings = server_settings(*load(os.environ, flags, Path.cwd()))
+        settings = server_settings(
+            *load(os.environ, flags, Path.cwd()), load_retention(os.environ), load_cloud(os.environ)
+        )
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     from penstock.wiring.serve import log_to_stderr, run

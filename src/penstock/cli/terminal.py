@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import click
 
@@ -94,16 +94,22 @@ def echo_json_line(value: object) -> None:
     click.echo(msgspec.json.encode(value).decode())
 
 
-def echo_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Columns of text; those named in `right` stand to the right. Widths count characters, not colour codes."""
-    lines = [list(header), *(list(row) for row in rows)]
+def echo_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> None:
+    """Columns of text; those named in `right` stand to the right."""
+    for line in table(header, rows, right=right):
+        click.echo(line)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> Iterator[str]:
+    """The lines of a table, the header first. Widths count characters, not colour codes."""
+    lines = [[click.style(title, bold=True) if title else "" for title in header], *(list(row) for row in rows)]
     widths = [max(len(click.unstyle(line[column])) for line in lines) for column in range(len(header))]
     for line in lines:
         cells = []
         for column, cell in enumerate(line):
             blank = " " * (widths[column] - len(click.unstyle(cell)))
             cells.append(blank + cell if header[column] in right else cell + blank)
-        click.echo("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
 
 
 def echo_facts(facts: Sequence[tuple[str, str]]) -> None:

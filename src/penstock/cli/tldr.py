@@ -8,7 +8,7 @@ TEXT = """\
 RUN       tpu run train.py lr=0.01              freeze this directory, run it, show logs
           tpu run --on v5e-8 --spot train.py    choose capacity: `tpu catalog`, `tpu pools`
           tpu run --detach -- bash go.sh        any command; do not stay
-          tpu run --array 0-9 train.py seed={index}
+          tpu run --array 0-9%3 train.py seed={index}         ten jobs, three at once
           tpu exec -c 'result = jax.device_count()'          a snippet; its result is printed
 LOOK      tpu ps                                live jobs and the latest; `tpu watch` keeps it up
           tpu show ID   tpu logs -f ID   tpu result ID -o out/   tpu events ID

@@ -1,7 +1,7 @@
 """`tpu watch`: the list of jobs, kept up to date on the terminal; elsewhere one line per change.
 
-Looks once in a while and draws what `tpu ps` would print. Rich draws on a terminal, and is loaded only then. Ctrl-C
-ends it.
+Looks once in a while and draws what `tpu ps` would print, on a screen of its own (`cli.screen`). A server that is away
+is waited for, with the last list standing. Ctrl-C and `q` end it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from penstock.cli.talk import talking
 from penstock.cli.words import job_filters
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from penstock.wire.api import JobView
 
 SHOWN_MAX = 200
@@ -38,7 +36,10 @@ def watch(
     since: float | None,
     every: float | None,
 ) -> None:
-    """Keep the list of jobs on the screen; into a file or a pipe, write a line per change."""
+    """Keep the list of jobs on the screen; into a file or a pipe, write a line per change.
+
+    Ctrl-C or q leaves; the jobs go on.
+    """
     pause_s = preferences.load().settings.refresh_s if every is None else every
     with talking() as client:
 
@@ -46,7 +47,9 @@ def watch(
             return list(islice(jobs.select(client, state, user, tag, queue, since, False), SHOWN_MAX))
 
         try:
-            if sys.stdout.isatty():
+            from penstock.cli import screen
+
+            if screen.usable():
                 _draw(look, pause_s)
             else:
                 _tell(look, pause_s)
@@ -55,28 +58,32 @@ def watch(
 
 
 def _draw(look: Callable[[], list[JobView]], pause_s: float) -> None:
-    from rich.console import Console
-    from rich.live import Live
+    from penstock.cli.screen import Screen
+    from penstock.client.errors import Unreachable
 
-    console = Console()  # it knows NO_COLOR and dumb terminals itself
-    with Live(_table(look()), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(pause_s)
-            live.update(_table(look()), refresh=True)
+    found, away = look(), ""
+    with Screen(
+        lambda height: _frame(found, height, away), colour=click.get_current_context().color is not False
+    ) as screen:
+        screen.paint()
+        while screen.pause(pause_s):
+            try:
+                found, away = look(), ""
+            except Unreachable as error:
+                away = f"the server does not answer: {error}"
+            screen.paint()
 
 
-def _table(found: list[JobView]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+def _frame(found: list[JobView], height: int, away: str) -> list[str]:
+    """What stands on a screen of so many lines: the counts, the list as far as it fits, and how to leave."""
     counts = {state: sum(job.state == state for job in found) for state in (*jobs.LIVE, *sorted(follow.ENDED))}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
-    table = Table(box=None, title=title, title_justify="left", caption="Ctrl-C leaves", caption_justify="left")
-    for name in jobs.HEADER:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for job in found:
-        table.add_row(*(Text.from_ansi(cell) for cell in jobs.row(job)))
-    return table
+    room = max(1, height - 5)  # title, header, what is left out, a blank, the last line
+    lines = [title, *terminal.table(jobs.HEADER, [jobs.row(job) for job in found[:room]])]
+    if len(found) > room:
+        lines.append(f"… and {len(found) - room} more; `tpu ps` lists them")
+    last = terminal.safe(away) if away else f"{terminal.moment(terminal.now_s())}; q or Ctrl-C leaves"
+    return [*lines, "", last]
 
 
 def _tell(look: Callable[[], list[JobView]], pause_s: float) -> None:

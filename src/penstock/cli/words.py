@@ -158,15 +158,38 @@ SPAN = Span()
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+_USER = click.option("--user", metavar="NAME", help="Only jobs of this user.")
+_STATE = click.option("--state", metavar="STATE", help="Only jobs in this state, several, or `live` or `ended`.")
+_TAG = click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+_QUEUE = click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
+#: Words for several states at once.
+STATE_WORDS = {"live": "running,provisioning,queued", "ended": "succeeded,failed,cancelled"}
+
+
 def job_filters(command: F) -> F:
     """The options of every list of jobs."""
-    options = (
-        click.option("--user", metavar="NAME", help="Only jobs of this user."),
-        click.option("--state", metavar="STATE", help="Only jobs in this state, several, or `live` or `ended`."),
-        click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
-        click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
-        click.option("--since", type=SPAN, metavar="TIME", help="Only jobs made in this time: 30m, 12h, 7d."),
+    since = click.option("--since", type=SPAN, metavar="TIME", help="Only jobs made in this time: 30m, 12h, 7d.")
+    return _with(command, _USER, _STATE, _TAG, _QUEUE, since)
+
+
+def event_filters(command: F) -> F:
+    """The options of a list of what happened to jobs."""
+    since = click.option("--since", type=SPAN, metavar="TIME", help="Only what happened in this time: 30m, 12h, 7d.")
+    return _with(command, _USER, _STATE, _TAG, since)
+
+
+def slice_filters(command: F) -> F:
+    """The options of every list of slices."""
+    return _with(
+        command,
+        click.option("--user", metavar="NAME", help="Only slices that run a job of this user."),
+        click.option("--state", metavar="STATE", help="Only slices in this state, or several: ready,creating."),
+        click.option("--tag", metavar="TAG", help="Only slices that run a job with this tag."),
+        click.option("--since", type=SPAN, metavar="TIME", help="Only slices asked for in this time: 30m, 12h."),
     )
+
+
+def _with(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
     return command

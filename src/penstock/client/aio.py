@@ -109,10 +109,14 @@ class AsyncClient:
         variables: Mapping[str, object] | None = None,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        setup: str = "",
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
-        """Submit a snippet and do not wait. `variables` (JSON values) are in scope; `result` is what it leaves."""
-        payload = wishes.snippet(code, variables, isolation)
+        """Submit a snippet and do not wait. `variables` (JSON values) are in scope; `result` is what it leaves.
+
+        `setup` is a shell command that makes the environment it runs in, once per host: `pip install einops`.
+        """
+        payload = wishes.snippet(code, variables, isolation, setup)
         return self.job((await self.submit(wishes.job_request(payload, on, options))).id)
 
     async def exec(
@@ -122,6 +126,7 @@ class AsyncClient:
         variables: Mapping[str, object] | None = None,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        setup: str = "",
         wait_s: float | None = None,
         **options: Unpack[JobOptions],
     ) -> object:
@@ -129,7 +134,7 @@ class AsyncClient:
 
         After `wait_s` TimeoutError is raised; the job itself goes on (bound it with `timeout_s`).
         """
-        job = await self.start(code, variables=variables, on=on, isolation=isolation, **options)
+        job = await self.start(code, variables=variables, on=on, isolation=isolation, setup=setup, **options)
         return await job.result(wait_s)
 
     async def map(
@@ -139,6 +144,7 @@ class AsyncClient:
         *,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        at_most: int | None = None,
         wait_s: float | None = None,
         errors: Literal["raise", "return"] = "raise",
         **options: Unpack[JobOptions],
@@ -148,12 +154,13 @@ class AsyncClient:
         An item is the variable `item`; a mapping gives its keys as variables instead. Everything is submitted before
         this returns. A job that failed raises JobFailed at its place; with `errors="return"` it is yielded instead.
         `wait_s` bounds the wait for each next result. A `JobRequest` instead of code is a template for all.
+        No more than `at_most` of the jobs are under way at once; the server sees to it, also when the caller is gone.
         """
         template = code
         if isinstance(template, str):
             template = wishes.job_request(wishes.snippet(template, None, isolation), on, options)
         # Every item is checked before the first is sent.
-        accepted = await self.submit_many(list(wishes.members(template, items)))
+        accepted = await self.submit_many(list(wishes.members(template, items, at_most)))
         return self._in_order([one.id for one in accepted], wait_s, errors)
 
     async def _in_order(
@@ -197,7 +204,7 @@ class AsyncClient:
             outcome = await self._send(calls.outcome(id, calls.waiting_s(self._timeout_s, until)))
             if outcome.state in TERMINAL_JOB_STATES:
                 return outcome
-            async with aclosing(self._follow_events(outcome.id, None, until)) as events:
+            async with aclosing(self._follow_events(outcome.id, None, {}, until)) as events:
                 async for event in events:
                     if event.kind in JOB_ENDINGS:
                         break
@@ -276,19 +283,24 @@ class AsyncClient:
 
     # --- what happens ---
     async def events(
-        self, id: str | None = None, *, follow: bool = False, after: int | None = None
+        self,
+        id: str | None = None,
+        *,
+        follow: bool = False,
+        after: int | None = None,
+        **filters: Unpack[calls.EventFilters],
     ) -> AsyncIterator[api.EventView]:
-        """Events of one job or of all, after the one with the number `after`.
+        """Events of one job or of all, after the one with the number `after`, or `since` a moment.
 
         With `follow` as they happen: those of a job from its first to its last, those of all from now on.
         """
         if follow:
-            async with aclosing(self._follow_events(id, after)) as live:
+            async with aclosing(self._follow_events(id, after, filters)) as live:
                 async for event in live:
                     yield event
             return
         while True:
-            page = await self._send(calls.event_page(id, after))
+            page = await self._send(calls.event_page(id, after, filters))
             for event in page.events:
                 yield event
             if page.next == after:
@@ -296,9 +308,10 @@ class AsyncClient:
             after = page.next
 
     def _follow_events(
-        self, id: str | None, after: int | None, until: float | None = None
+        self, id: str | None, after: int | None, filters: calls.EventFilters, until: float | None = None
     ) -> AsyncGenerator[api.EventView]:
-        return self._transport.follow(calls.event_stream(id, after), complete=lambda: self._ended(id), until=until)
+        wanted = calls.event_stream(id, after, filters)
+        return self._transport.follow(wanted, complete=lambda: self._ended(id), until=until)
 
     async def _ended(self, id: str | None) -> bool:
         return id is not None and (await self.get(id)).state in TERMINAL_JOB_STATES
@@ -344,6 +357,10 @@ class AsyncClient:
 
     async def delete_pool(self, name: str) -> None:
         await self._send(calls.delete_pool(name))
+
+    async def delete_queue(self, name: str) -> None:
+        """Take a queue away; refused while a job is in it that has not ended."""
+        await self._send(calls.delete_queue(name))
 
     async def queues(self) -> tuple[api.QueueView, ...]:
         return (await self._send(calls.queues())).queues

@@ -76,7 +76,8 @@ class AsyncTransport:
         self, stream: Stream[T], *, complete: Callable[[], Awaitable[bool]], until: float | None = None
     ) -> AsyncGenerator[T]:
         """The messages of a live stream, over as many connections as it takes; ends as the sync one does."""
-        budget = Patience(max(self._patience_s, limits.CLIENT_STREAM_PATIENCE_S))
+        patience_s = max(self._patience_s, limits.CLIENT_STREAM_PATIENCE_S) if stream.live else self._patience_s
+        budget = Patience(patience_s)
         last_id: str | None = None
         while True:
             retry_after_s: float | None = None
@@ -106,6 +107,8 @@ class AsyncTransport:
             check_until(until, stream.path)
             rest = budget.rest(retry_after_s)
             if rest is None:
+                if isinstance(broken, ApiError):
+                    raise broken
                 raise unreachable(self.url, broken) from broken
             await asyncio.sleep(rest if until is None else max(0.0, min(rest, until - time.monotonic())))
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -39,10 +39,11 @@ class Request(NamedTuple, Generic[T]):
 
 
 class Stream(NamedTuple, Generic[T]):
-    """A live stream: where it is, and how one message of it is read."""
+    """A stream: where it is, and how one message of it is read."""
 
     path: str
     read: Callable[[bytes], T]
+    live: bool = True  #: it follows something that goes on; otherwise it tells what there is, and a caller waits for it
 
 
 @cache
@@ -183,14 +184,27 @@ def waiting_s(call_s: float | None, until: float | None) -> float:
 
 
 # --- what happens ---
-def event_page(id: str | None, after: int | None) -> Request[api.EventPage]:
-    path = "/v1/events" if id is None else _job(id, verb="events")
-    return _get(path + _query({"after": after}), api.EventPage)
+class EventFilters(TypedDict, total=False):
+    """Which events of all: those since a moment, and only those of jobs like these."""
+
+    since: float | None  #: seconds since the epoch
+    state: str | None
+    user: str | None
+    tag: str | None
 
 
-def event_stream(id: str | None, after: int | None) -> Stream[api.EventView]:
+def _narrowed(filters: EventFilters) -> dict[str, str | float | None]:
+    return {name: filters.get(name) for name in ("since", "state", "user", "tag")}  # type: ignore[misc]
+
+
+def event_page(id: str | None, after: int | None, filters: EventFilters) -> Request[api.EventPage]:
     path = "/v1/events" if id is None else _job(id, verb="events")
-    return Stream(path + _query({"after": after, "follow": True}), read_as(api.EventView, path))
+    return _get(path + _query({"after": after, **_narrowed(filters)}), api.EventPage)
+
+
+def event_stream(id: str | None, after: int | None, filters: EventFilters) -> Stream[api.EventView]:
+    path = "/v1/events" if id is None else _job(id, verb="events")
+    return Stream(path + _query({"after": after, "follow": True, **_narrowed(filters)}), read_as(api.EventView, path))
 
 
 def log_stream(
@@ -200,7 +214,7 @@ def log_stream(
         stream = None  # one stream of one host comes as bytes, which have no chunks: the caller picks it out of three
     query: Query = {"host": host, "stream": stream, "attempt": attempt, "follow": follow}
     path = _job(id, verb="logs")
-    return Stream(path + _query(query), read_as(api.LogChunk, path))
+    return Stream(path + _query(query), read_as(api.LogChunk, path), live=follow)
 
 
 def log_bytes(id: str, *, host: int, stream: str, attempt: str | None) -> Request[bytes]:
@@ -233,6 +247,10 @@ def put_pool(name: str, wanted: api.PoolRequest) -> Request[api.PoolView]:
 
 def delete_pool(name: str) -> Request[None]:
     return Request("DELETE", f"/v1/pools/{part('pool', name)}", _nothing)
+
+
+def delete_queue(name: str) -> Request[None]:
+    return Request("DELETE", f"/v1/queues/{part('queue', name)}", _nothing)
 
 
 def queues() -> Request[api.QueuePage]:

@@ -105,10 +105,14 @@ class Client:
         variables: Mapping[str, object] | None = None,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        setup: str = "",
         **options: Unpack[JobOptions],
     ) -> Job:
-        """Submit a snippet and do not wait. `variables` (JSON values) are in scope; `result` is what it leaves."""
-        payload = wishes.snippet(code, variables, isolation)
+        """Submit a snippet and do not wait. `variables` (JSON values) are in scope; `result` is what it leaves.
+
+        `setup` is a shell command that makes the environment it runs in, once per host: `pip install einops`.
+        """
+        payload = wishes.snippet(code, variables, isolation, setup)
         return self.job(self.submit(wishes.job_request(payload, on, options)).id)
 
     def exec(
@@ -118,6 +122,7 @@ class Client:
         variables: Mapping[str, object] | None = None,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        setup: str = "",
         wait_s: float | None = None,
         **options: Unpack[JobOptions],
     ) -> object:
@@ -125,7 +130,7 @@ class Client:
 
         After `wait_s` TimeoutError is raised; the job itself goes on (bound it with `timeout_s`).
         """
-        return self.start(code, variables=variables, on=on, isolation=isolation, **options).result(wait_s)
+        return self.start(code, variables=variables, on=on, isolation=isolation, setup=setup, **options).result(wait_s)
 
     def map(
         self,
@@ -134,6 +139,7 @@ class Client:
         *,
         on: str | Sequence[str] | None = None,
         isolation: Isolation = "fork",
+        at_most: int | None = None,
         wait_s: float | None = None,
         errors: Literal["raise", "return"] = "raise",
         **options: Unpack[JobOptions],
@@ -143,12 +149,13 @@ class Client:
         An item is the variable `item`; a mapping gives its keys as variables instead. Everything is submitted before
         this returns. A job that failed raises JobFailed at its place; with `errors="return"` it is yielded instead.
         `wait_s` bounds the wait for each next result. A `JobRequest` instead of code is a template for all.
+        No more than `at_most` of the jobs are under way at once; the server sees to it, also when the caller is gone.
         """
         template = code
         if isinstance(template, str):
             template = wishes.job_request(wishes.snippet(template, None, isolation), on, options)
         # Every item is checked before the first is sent.
-        accepted = self.submit_many(list(wishes.members(template, items)))
+        accepted = self.submit_many(list(wishes.members(template, items, at_most)))
         return self._in_order([one.id for one in accepted], wait_s, errors)
 
     def _in_order(
@@ -192,7 +199,7 @@ class Client:
             outcome = self._send(calls.outcome(id, calls.waiting_s(self._timeout_s, until)))
             if outcome.state in TERMINAL_JOB_STATES:
                 return outcome
-            for event in self._follow_events(outcome.id, None, until):
+            for event in self._follow_events(outcome.id, None, {}, until):
                 if event.kind in JOB_ENDINGS:
                     break
 
@@ -268,24 +275,32 @@ class Client:
 
     # --- what happens ---
     def events(
-        self, id: str | None = None, *, follow: bool = False, after: int | None = None
+        self,
+        id: str | None = None,
+        *,
+        follow: bool = False,
+        after: int | None = None,
+        **filters: Unpack[calls.EventFilters],
     ) -> Iterator[api.EventView]:
-        """Events of one job or of all, after the one with the number `after`.
+        """Events of one job or of all, after the one with the number `after`, or `since` a moment.
 
         With `follow` as they happen: those of a job from its first to its last, those of all from now on.
         """
         if follow:
-            yield from self._follow_events(id, after)
+            yield from self._follow_events(id, after, filters)
             return
         while True:
-            page = self._send(calls.event_page(id, after))
+            page = self._send(calls.event_page(id, after, filters))
             yield from page.events
             if page.next == after:
                 return
             after = page.next
 
-    def _follow_events(self, id: str | None, after: int | None, until: float | None = None) -> Iterator[api.EventView]:
-        return self._transport.follow(calls.event_stream(id, after), complete=lambda: self._ended(id), until=until)
+    def _follow_events(
+        self, id: str | None, after: int | None, filters: calls.EventFilters, until: float | None = None
+    ) -> Iterator[api.EventView]:
+        wanted = calls.event_stream(id, after, filters)
+        return self._transport.follow(wanted, complete=lambda: self._ended(id), until=until)
 
     def _ended(self, id: str | None) -> bool:
         return id is not None and self.get(id).state in TERMINAL_JOB_STATES
@@ -325,6 +340,10 @@ class Client:
 
     def delete_pool(self, name: str) -> None:
         self._send(calls.delete_pool(name))
+
+    def delete_queue(self, name: str) -> None:
+        """Take a queue away; refused while a job is in it that has not ended."""
+        self._send(calls.delete_queue(name))
 
     def queues(self) -> tuple[api.QueueView, ...]:
         return self._send(calls.queues()).queues

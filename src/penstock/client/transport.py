@@ -180,7 +180,8 @@ class Transport:
         stops: then the stream is over when `complete` says so and one more connection brings nothing new. `until` (of
         the steady clock) raises TimeoutError.
         """
-        budget = Patience(max(self._patience_s, limits.CLIENT_STREAM_PATIENCE_S))
+        patience_s = max(self._patience_s, limits.CLIENT_STREAM_PATIENCE_S) if stream.live else self._patience_s
+        budget = Patience(patience_s)
         last_id: str | None = None
         while True:
             retry_after_s: float | None = None
@@ -209,6 +210,8 @@ class Transport:
             check_until(until, stream.path)
             rest = budget.rest(retry_after_s)
             if rest is None:
+                if isinstance(broken, ApiError):
+                    raise broken
                 raise unreachable(self.url, broken) from broken
             time.sleep(rest if until is None else max(0.0, min(rest, until - time.monotonic())))
 

@@ -119,7 +119,7 @@ async def _send_blobs_async(client: AsyncSender, frozen: Frozen, progress: Progr
 
 def measure_directory(directory: Path) -> tuple[int, int]:
     """How many files, and how many bytes, would be frozen; nothing is read or sent."""
-    return measure(directory)
+    return measure(directory, settings.home())
 
 
 def _frozen(directory: Path, progress: Progress | None, note: Note | None) -> Frozen:
@@ -127,7 +127,8 @@ def _frozen(directory: Path, progress: Progress | None, note: Note | None) -> Fr
         if progress is not None:
             progress(f"freezing {_of(done, total)}")
 
-    frozen = freeze(directory, settings.home() / "cache" / "snapshots", told)
+    home = settings.home()
+    frozen = freeze(directory, home / "cache" / "snapshots", told, without=home)
     if note is not None:
         for line in frozen.notes:
             note(line)

@@ -70,16 +70,16 @@ def accelerators(on: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in on.split(",")) if isinstance(on, str) else tuple(on)
 
 
-def snippet(code: str, variables: Mapping[str, object] | None, isolation: Isolation) -> SnippetRequest:
+def snippet(code: str, variables: Mapping[str, object] | None, isolation: Isolation, setup: str = "") -> SnippetRequest:
     """A snippet whose variables can travel as JSON."""
-    return SnippetRequest(code, _jsonable("variables", dict(variables or {})), isolation)
+    return SnippetRequest(code, _jsonable("variables", dict(variables or {})), isolation, setup)
 
 
-def members(template: JobRequest, items: Iterable[object]) -> Iterator[JobRequest]:
+def members(template: JobRequest, items: Iterable[object], at_most: int | None = None) -> Iterator[JobRequest]:
     """One job per item: the template's snippet with the item among its variables.
 
     An item that is a mapping gives its keys as variables, any other is called `item`. All are members of one array,
-    called by the template's key if it has one.
+    called by the template's key if it has one; of these, `at_most` are under way at once.
     """
     if not isinstance(template.payload, SnippetRequest):
         raise bad_input("map: the template's payload is a command; only snippets have variables", field="payload")
@@ -90,7 +90,7 @@ def members(template: JobRequest, items: Iterable[object]) -> Iterator[JobReques
         variables = _jsonable(f"items[{index}]", {**template.payload.variables, **given})
         payload = msgspec.structs.replace(template.payload, variables=variables)
         member = f"{array}/{index}"
-        yield msgspec.structs.replace(template, payload=payload, array=member, idempotency_key=member)
+        yield msgspec.structs.replace(template, payload=payload, array=member, at_most=at_most, idempotency_key=member)
 
 
 def _jsonable(field: str, variables: dict[str, object]) -> dict[str, object]:

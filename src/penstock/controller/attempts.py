@@ -104,7 +104,7 @@ def place_one(tx: Transaction, wanted: Placement) -> None:
 def may_start(job: Job) -> bool:
     """Whether a replica of this job may be placed at all."""
     ending = job.state in TERMINAL_JOB_STATES or job.cancel_at is not None or job.cause is not None
-    return not ending and not job.blocked
+    return not ending and not job.blocked and not job.held
 
 
 def next_fence(job: Job) -> int:

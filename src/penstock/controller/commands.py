@@ -120,6 +120,10 @@ class Commands:
         admission.check_queue(queue)
         return await self._store.transact(settings.put_queue, queue)
 
+    async def delete_queue(self, name: str) -> Queue:
+        """Take a queue away; refused while an unfinished job is in it."""
+        return await self._store.transact(settings.delete_queue, name)
+
     async def put_pool(self, pool: Pool) -> Pool:
         """Create a pool, or resize it."""
         return await self._store.transact(settings.put_pool, admission.normal_pool(pool))

@@ -193,8 +193,8 @@ class Executor:
         slice = await self._slice(id)
         if slice is None or slice.state is not SliceState.INTENDED:
             return
-        pace = self._pace[slice.provider]
-        if not pace.take():
+        pace = self._pace.get(slice.provider)
+        if pace is None or not pace.take():
             return
         try:
             seen = await self._ask_for(slice)
@@ -213,8 +213,15 @@ class Executor:
             return
         await self._store.transact(slices.observe, [seen])
 
+    def _capacity(self, slice: Slice) -> Capacity:
+        """The store may know slices of a provider that this server was not given: nobody can reach those now."""
+        capacity = self._capacities.get(slice.provider)
+        if capacity is None:
+            raise CapacityError(f"{slice.provider}: this server was not given the provider of slice {slice.id}")
+        return capacity
+
     async def _ask_for(self, slice: Slice) -> Seen | None:
-        capacity = self._capacities[slice.provider]
+        capacity = self._capacity(slice)
         async with asyncio.timeout(limits.CALL_TIMEOUT_S):
             try:
                 return await capacity.create(slice)
@@ -226,8 +233,8 @@ class Executor:
         if slice is None or slice.state is not SliceState.DELETING:
             return
         self._evidence.deleted(id)
-        capacity = self._capacities[slice.provider]
         try:
+            capacity = self._capacity(slice)
             async with asyncio.timeout(limits.CALL_TIMEOUT_S):
                 if slice.provider_id is None:
                     # Nobody has ever confirmed that what bears this name is ours.
@@ -246,7 +253,7 @@ class Executor:
             return
         try:
             async with asyncio.timeout(limits.CALL_TIMEOUT_S):
-                seen = await self._capacities[slice.provider].get(id, slice.zone)
+                seen = await self._capacity(slice).get(id, slice.zone)
         except (CapacityError, TimeoutError):
             self._evidence.doubted(id)
             return

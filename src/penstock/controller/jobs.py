@@ -56,11 +56,12 @@ def submit(tx: Transaction, wanted: Sequence[NewJob]) -> list[Submitted]:
     """All or none: one bad member refuses the batch. A known key with the same body answers the first job."""
     answers: list[Submitted] = []
     known_queues: dict[str, str] = {}
+    places: dict[str, int] = {}
     for new in wanted:
         spec = new.spec
         if spec.queue not in known_queues:
             queue = tx.queue(spec.queue)
-            if queue is None:
+            if queue is None or queue.deleted:
                 raise NotFound("queue", spec.queue)
             known_queues[spec.queue] = queue.team
         if known_queues[spec.queue] != spec.team:
@@ -72,6 +73,7 @@ def submit(tx: Transaction, wanted: Sequence[NewJob]) -> list[Submitted]:
                     raise KeyReused(new.key, old.id)
                 answers.append(Submitted(old.id, False, old.version))
                 continue
+        blocked = _open_dependencies(tx, spec)
         job = Job(
             id=new.id,
             spec=spec,
@@ -82,18 +84,42 @@ def submit(tx: Transaction, wanted: Sequence[NewJob]) -> list[Submitted]:
             body_hash=new.body_hash,
             priority=spec.priority,
             tags=spec.tags,
-            blocked=_open_dependencies(tx, spec),
+            blocked=blocked,
+            held=blocked == 0 and not _has_place(tx, spec, places),
             parent=new.parent,
             stage=new.stage,
         )
-        job = save_job(tx, None, job, "job.created", _created_facts(new))
+        job = save_job(tx, None, job, "job.created", _created_facts(new, job.held))
         answers.append(Submitted(job.id, True, job.version))
     return answers
 
 
-def _created_facts(new: NewJob) -> dict[str, object]:
+def _has_place(tx: Transaction, spec: JobSpec, places: dict[str, int]) -> bool:
+    """Whether the array of a new job lets it into its queue. `places` counts on, so that a batch asks once."""
+    throttle = spec.throttle
+    if throttle is None:
+        return True
+    taken = places[throttle.array] if throttle.array in places else tx.under_way(throttle.array)
+    free = taken < throttle.at_most
+    places[throttle.array] = taken + free
+    return free
+
+
+def _fill_places(tx: Transaction, array: str) -> None:
+    """Let the next members of an array into their queues, as many as may be under way at once."""
+    taken = tx.under_way(array)
+    while (held := tx.first_held(array)) is not None:
+        throttle = held.spec.throttle
+        if throttle is None or taken >= throttle.at_most:
+            return
+        freed = msgspec.structs.replace(held, held=False, updated_at=tx.at)
+        save_job(tx, held, freed, "job.released", {"array": array})
+        taken += 1
+
+
+def _created_facts(new: NewJob, held: bool) -> dict[str, object]:
     spec = new.spec
-    return {
+    facts: dict[str, object] = {
         "team": spec.team,
         "queue": spec.queue,
         "key": new.key,
@@ -111,6 +137,9 @@ def _created_facts(new: NewJob) -> dict[str, object]:
         "after": spec.after,
         "parent": new.parent,
     }
+    if spec.throttle is not None:
+        facts.update(array=spec.throttle.array, at_most=spec.throttle.at_most, held=held)
+    return facts
 
 
 def _open_dependencies(tx: Transaction, spec: JobSpec) -> int:
@@ -164,8 +193,10 @@ def end_job(tx: Transaction, job: Job, state: JobState, cause: Cause, reason: st
     if state is JobState.SUCCEEDED:
         for id in tx.dependants(job.id):
             waiting = _existing(tx, id)
-            freed = msgspec.structs.replace(waiting, blocked=waiting.blocked - 1, updated_at=tx.at)
-            save_job(tx, waiting, freed, "job.unblocked", {"by": job.id})
+            blocked = waiting.blocked - 1
+            held = blocked == 0 and not _has_place(tx, waiting.spec, {})
+            freed = msgspec.structs.replace(waiting, blocked=blocked, held=held, updated_at=tx.at)
+            save_job(tx, waiting, freed, "job.unblocked", {"by": job.id, **({"held": True} if held else {})})
         return ended
     # A chain of jobs may be longer than Python's stack is deep: a list, not recursion.
     stopped = [ended]
@@ -178,8 +209,13 @@ def end_job(tx: Transaction, job: Job, state: JobState, cause: Cause, reason: st
 
 
 def _end_one(tx: Transaction, job: Job, state: JobState, cause: Cause, reason: str) -> Job:
-    ended = msgspec.structs.replace(job, state=state, cause=cause, reason=reason, finished_at=tx.at, updated_at=tx.at)
-    return save_job(tx, job, ended, f"job.{state.value}", {"cause": cause.value, "reason": reason})
+    ended = msgspec.structs.replace(
+        job, state=state, cause=cause, reason=reason, held=False, finished_at=tx.at, updated_at=tx.at
+    )
+    ended = save_job(tx, job, ended, f"job.{state.value}", {"cause": cause.value, "reason": reason})
+    if job.under_way and job.spec.throttle is not None:
+        _fill_places(tx, job.spec.throttle.array)
+    return ended
 
 
 @verb

@@ -11,7 +11,8 @@ import msgspec
 from penstock.controller.jobs import NotFound
 from penstock.controller.verbs import verb
 from penstock.domain.admission import BadInput
-from penstock.domain.nouns import Pool, Queue, Quota, Team
+from penstock.domain.nouns import Pool, Queue, Quota, Team, zone_id
+from penstock.planner import zones
 from penstock.ports.store import Transaction
 
 
@@ -32,14 +33,7 @@ def put_queue(tx: Transaction, queue: Queue) -> Queue:
     if tx.team(queue.team) is None:
         raise NotFound("team", queue.team)
     old = tx.queue(queue.name)
-    body = {
-        "team": queue.team,
-        "weight": queue.weight,
-        "quota_chips": queue.quota_chips,
-        "borrow_chips": queue.borrow_chips,
-        "band": queue.band,
-        "paused": queue.paused,
-    }
+    body = _queue_facts(queue)
     if old is None:
         saved = tx.add(msgspec.structs.replace(queue, used_at=tx.at), "queue.created", body=body)
     elif old.team != queue.team:
@@ -52,6 +46,32 @@ def put_queue(tx: Transaction, queue: Queue) -> Queue:
         )
     _limit_queue(tx, saved)
     return saved
+
+
+@verb
+def delete_queue(tx: Transaction, name: str) -> Queue:
+    """Take a queue away that no unfinished job is in. Its quota goes back; what it has used is kept."""
+    old = tx.queue(name)
+    if old is None or old.deleted:
+        raise NotFound("queue", name)
+    job = tx.queue_in_use(name)
+    if job is not None:
+        raise BadInput("queue", name, f"is in use by {job}, which has not ended", "wait for its jobs, or cancel them")
+    gone = msgspec.structs.replace(old, deleted=True, quota_chips=0, borrow_chips=0, paused=False)
+    saved = tx.save(gone, "queue.deleted", body=_queue_facts(gone))
+    _limit_queue(tx, saved)
+    return saved
+
+
+def _queue_facts(queue: Queue) -> dict[str, object]:
+    return {
+        "team": queue.team,
+        "weight": queue.weight,
+        "quota_chips": queue.quota_chips,
+        "borrow_chips": queue.borrow_chips,
+        "band": queue.band,
+        "paused": queue.paused,
+    }
 
 
 def _limit_queue(tx: Transaction, queue: Queue) -> None:
@@ -80,7 +100,17 @@ def put_pool(tx: Transaction, pool: Pool) -> Pool:
         if getattr(old, field) != getattr(pool, field):
             rule = f"cannot change: pool {pool.name} has {getattr(old, field)!r}"
             raise BadInput(field, getattr(pool, field), rule, "make a new pool")
+    if old.cloud != pool.cloud:
+        _forgive_zones(tx, pool)
     return tx.save(msgspec.structs.replace(pool, version=old.version), "pool.edited", body=body)
+
+
+def _forgive_zones(tx: Transaction, pool: Pool) -> None:
+    """Its slices are made otherwise from now on: what went wrong before says nothing any more."""
+    for name in pool.zones:
+        zone = tx.zone(zone_id(pool.provider, name, pool.accelerator, pool.spot))
+        if zone is not None and zone.backoff_until:
+            tx.save(zones.forgiven(zone), "zone.learned", body={"outcome": "forgiven"})
 
 
 @verb

@@ -19,6 +19,7 @@ from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY
 from penstock.ports.store import Transaction
 
 _COMING = (SliceState.INTENDED, SliceState.CREATING)
+_LOG_IN_SENTENCE = 600  #: characters
 _HELD = (*_COMING, SliceState.READY, SliceState.DRAINING)
 
 
@@ -45,6 +46,7 @@ def _intend_one(tx: Transaction, pool: Pool, team: str, id: str, zone: str, race
         chips=pool.chips,
         hosts=pool.hosts,
         spot=pool.spot,
+        cloud=pool.cloud,
         race=race,
         intended_at=tx.at,
     )
@@ -103,7 +105,8 @@ def _observe_one(tx: Transaction, slice: Slice, seen: Seen) -> None:
         _lose(tx, slice)
     elif seen.state in (FAILED, DELETING):
         if seen.state == FAILED and slice.ready_at is None:
-            _learn(tx, slice, "refused")  # taken in, then not granted: the zone must rest as after any refusal
+            # Taken in, then not granted: the zone must rest as after any refusal.
+            _learn(tx, slice, "refused", why=seen.detail)
         fail_slice(tx, slice, seen.detail or f"the provider shows it as {seen.state}")
 
 
@@ -134,6 +137,26 @@ def fail_slice(tx: Transaction, slice: Slice, why: str) -> Slice:
     """A slice that can serve nobody any more. Not a verb: part of others."""
     failed = msgspec.structs.replace(slice, state=SliceState.FAILED, idle_since=None, why=why)
     return save_slice(tx, slice, failed, "slice.failed", why=why)
+
+
+@verb
+def fail_setup(tx: Transaction, id: str, host: int, machine: str, log: str) -> None:
+    """A host came up and could not be made ours: the slice is replaced, and a zone where that goes on rests."""
+    slice = _slice(tx, id)
+    if slice.state not in _COMING or slice.provider_id not in (None, machine):
+        raise Outdated(f"slice {id} is {slice.state.value}")
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it did not say why")
+    _learn(tx, slice, "broken", why=f"host {host} of slice {id} could not be set up: {_one_line(log) or last}")
+    failed = msgspec.structs.replace(
+        slice, state=SliceState.FAILED, idle_since=None, why=f"host {host} could not be set up: {last}"
+    )
+    save_slice(tx, slice, failed, "slice.failed", why=failed.why, host=host, log=log)
+
+
+def _one_line(log: str) -> str:
+    """The end of a log for a sentence."""
+    text = " | ".join(line.strip() for line in log.splitlines() if line.strip())
+    return text if len(text) <= _LOG_IN_SENTENCE else "…" + text[-_LOG_IN_SENTENCE:]
 
 
 @verb
@@ -248,7 +271,7 @@ def _learn(
     known = tx.zone(id)
     before = known or Zone(provider=slice.provider, zone=slice.zone, accelerator=slice.accelerator, spot=slice.spot)
     after = zones.learn(before, outcome, tx.at, ready_s=ready_s, life_s=life_s, refuse_s=refuse_s, why=why)
-    body = {"outcome": outcome, "ready_s": ready_s, "life_s": life_s}
+    body: dict[str, object] = {"outcome": outcome, "ready_s": ready_s, "life_s": life_s}
     if known is None:
         tx.add(after, "zone.learned", body=body)
     else:

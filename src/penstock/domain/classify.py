@@ -64,6 +64,10 @@ class _Fact(msgspec.Struct, frozen=True):
 _RESUME = "The provider took the machine back: resume from the last checkpoint on new capacity."
 _REPLACE = "The slice is not healthy: retry on another one."
 _ASK_WHO = "Something outside the job stopped it: retry, and look for who sent the signal if it repeats."
+_KILLED_OUTSIDE = (
+    "Something outside the job sent SIGKILL, and nothing shows that memory ran out: retry; if it repeats, look in the "
+    "host's kernel log, and for who sends it."
+)
 _CRASHED = "Native code crashed: retry once; if it crashes there again, look for the faulty extension."
 _READ_LOG = "Read the end of the log: the program ended by itself and gave no reason that is known here."
 _SMALLER = "The host ran out of memory: load less at once per host, or use a slice with more hosts."
@@ -129,12 +133,12 @@ SIGNAL_MAX: Final = 64
 
 _STOPPED: Final = _Fact(Cause.INFRA, "guess", _ASK_WHO)
 _CRASH: Final = _Fact(Cause.USER_ERROR, "guess", _CRASHED)
-_KILLED: Final = _Fact(Cause.OOM, "likely", _SMALLER)
+_KILLED: Final = _Fact(Cause.INFRA, "likely", _KILLED_OUTSIDE)
 
 _SIGNAL_FACTS: Final[dict[int, _Fact]] = {
     **dict.fromkeys((1, 2, 3, 15, 30), _STOPPED),
     **dict.fromkeys((4, 5, 6, 7, 8, 11, 31), _CRASH),
-    # Agents and schedulers that kill say so in their report; what is left is the kernel.
+    # Agents that kill say so in their report, and the kernel counts whom it kills for memory: 9 alone is neither.
     9: _KILLED,
     24: _Fact(Cause.TIMEOUT, "likely", "The process used up its CPU time limit: raise the limit."),
 }

@@ -95,6 +95,7 @@ JOB_TABLE: Table = {
     **_to(_LIVE_JOB, "job.failed", JobState.FAILED),
     **_to(_LIVE_JOB, "job.cancelled", JobState.CANCELLED),
     **_same(_LIVE_JOB, "job.cancel_requested", "job.fence_raised", "job.progressed", "job.unblocked"),
+    (JobState.QUEUED, "job.released"): JobState.QUEUED,
     **_same(tuple(JobState), "job.edited"),
     **_same(tuple(TERMINAL_JOB_STATES), "job.purged"),
 }

@@ -86,6 +86,13 @@ ZONE_BACKOFF_FIRST_S: Final = _limit(
     "ZONE_BACKOFF_FIRST_S", 15.0, "s", "after one stockout: short, because one unlucky try proves little"
 )
 ZONE_BACKOFF_MAX_S: Final = _limit("ZONE_BACKOFF_MAX_S", 600.0, "s", "a dry zone is still tried six times an hour")
+SETUP_FAILURES_MAX: Final = _limit(
+    "SETUP_FAILURES_MAX", 3, "slices", "that could not be set up one after another: then their zone rests for long"
+)
+SETUP_REST_S: Final = _limit(
+    "SETUP_REST_S", 3600.0, "s", "such a zone rests, or until its pool is changed: every further try costs money"
+)
+SLICE_HOSTS_MAX: Final = _limit("SLICE_HOSTS_MAX", 10_000, "hosts", "of one slice: more than the largest of any kind")
 CREATES_PER_MINUTE: Final = _limit(
     "CREATES_PER_MINUTE", 60, "calls/min", "per provider; the Cloud TPU API allows about 91 per project"
 )
@@ -95,6 +102,7 @@ CALLS_AT_ONCE: Final = _limit("CALLS_AT_ONCE", 32, "calls", "concurrent provider
 BATCH_JOBS_MAX: Final = _limit(
     "BATCH_JOBS_MAX", 10_000, "jobs", "one batch submit; larger ones are split by the client"
 )
+ARRAY_MEMBERS_MAX: Final = _limit("ARRAY_MEMBERS_MAX", 100_000, "jobs", "of one array; `at_most` cannot be more either")
 CODE_BYTES_MAX: Final = _limit("CODE_BYTES_MAX", 1 << 20, "bytes", "a snippet; larger programs belong in a snapshot")
 REPLICAS_MAX: Final = _limit(
     "REPLICAS_MAX", 1_000, "replicas", "of one job: beyond this the work wants more jobs, not more copies"
@@ -188,6 +196,11 @@ CLEAN_OBJECTS: Final = _limit(
 CLEAN_READ_BYTES: Final = _limit(
     "CLEAN_READ_BYTES", 64 << 20, "bytes", "of snapshots read by one call for the blobs they name"
 )
+RETENTION_EVERY_S: Final = _limit(
+    "RETENTION_EVERY_S", 3600.0, "s", "between two passes of the retention policy, unless it says otherwise"
+)
+RETENTION_FIRST_S: Final = _limit("RETENTION_FIRST_S", 60.0, "s", "after its start a server makes the first pass")
+RETENTION_PARTS: Final = _limit("RETENTION_PARTS", 20, "parts", "of cleaning in one pass; the next pass goes on there")
 SWEEP_S: Final = _limit(
     "SWEEP_S", 60.0, "s", "a list of what is about to go holds so long; then whoever wrote it removes nothing more"
 )
@@ -229,6 +242,12 @@ HOST_FREE_BYTES: Final = _limit(
 )
 HOST_CACHE_BYTES_MAX: Final = _limit(
     "HOST_CACHE_BYTES_MAX", 32 << 30, "bytes", "of blobs kept on a host; the longest unused go first"
+)
+HOST_ENVIRONMENTS_BYTES_MAX: Final = _limit(
+    "HOST_ENVIRONMENTS_BYTES_MAX", 32 << 30, "bytes", "of environments kept on a host: some ten with a jax of their own"
+)
+HOST_ENVIRONMENTS_PERCENT: Final = _limit(
+    "HOST_ENVIRONMENTS_PERCENT", 25, "percent", "of the disk, at most, are environments: some hosts have a small one"
 )
 
 # --- payloads on a host ---
@@ -290,6 +309,7 @@ LOG_OBJECT_BYTES: Final = _limit(
 LOG_FLUSH_S: Final = _limit(
     "LOG_FLUSH_S", 2.0, "s", "the longest a log line waits to be durable; hosts keep it until then"
 )
+LOG_SETTLE_S: Final = _limit("LOG_SETTLE_S", 5.0, "s", "the end of a log is answered when it is durable, or after this")
 LOG_MARK_BYTES_MAX: Final = _limit(
     "LOG_MARK_BYTES_MAX", 2 << 20, "bytes", "above a stream's cap: room for the marker and the end of the stream"
 )
@@ -310,6 +330,26 @@ ARTIFACT_BYTES_MAX: Final = _limit(
 )
 RESULT_BYTES_MAX: Final = _limit(
     "RESULT_BYTES_MAX", 16 << 20, "bytes", "a result as JSON: arrays are artifacts, and this is read whole"
+)
+
+# --- checkpoints that go through the server ---
+CHECKPOINT_PIECE_BYTES: Final = _limit(
+    "CHECKPOINT_PIECE_BYTES", 8 << 20, "bytes", "of a checkpoint in one call: what a lost answer costs to send again"
+)
+CHECKPOINT_FILES_MAX: Final = _limit(
+    "CHECKPOINT_FILES_MAX", 100_000, "files", "of one checkpoint directory: more belong in fewer, larger ones"
+)
+CHECKPOINT_LIST_BYTES_MAX: Final = _limit(
+    "CHECKPOINT_LIST_BYTES_MAX", 64 << 20, "bytes", "of the list of a copy: the most files, and pieces of 5 TB"
+)
+CHECKPOINT_LOOK_S: Final = _limit(
+    "CHECKPOINT_LOOK_S", 0.5, "s", "how often an agent looks for finished checkpoints: the step after is at risk"
+)
+CHECKPOINT_SETTLE_S: Final = _limit(
+    "CHECKPOINT_SETTLE_S", 2.0, "s", "what is neither renamed nor marked as finished counts once it rests so long"
+)
+FENCE_WAY_S: Final = _limit(
+    "FENCE_WAY_S", 7 * 24 * 3600.0, "s", "a signed address of one fence object lasts so long: the most clouds allow"
 )
 
 #: The whole table, in the order above.

@@ -8,11 +8,13 @@ form cycles, so the collector need not look at them (`gc=False`): with 10,000 sl
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.domain import limits
-from penstock.domain.lifecycle import AttemptState, Cause, JobState, SliceState
+from penstock.domain.cloud import CloudWish
+from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState, SliceState
 
 
 class Role(StrEnum):
@@ -52,6 +54,7 @@ class Queue(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     paused: bool = False
     used_chip_s: float = 0.0  #: decayed chip-seconds of closed attempts, as of `used_at`
     used_at: float = 0.0
+    deleted: bool = False  #: nothing is in it and nothing may come; its past use is kept for when it is made again
 
 
 class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -73,6 +76,7 @@ class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     per_zone: int | None = None
     teams: tuple[str, ...] = ()  #: other teams that may use it
     usd_per_chip_hour: float | None = None
+    cloud: CloudWish | None = None  #: how its slices are bought and made, where a cloud makes them
     deleted: bool = False
 
     @property
@@ -91,6 +95,7 @@ class Snippet(msgspec.Struct, frozen=True, gc=False, tag="snippet"):
     code: str
     variables: dict[str, object] = {}
     isolation: str = "fork"  #: "fork": a process of its own; "inline": one trusted interpreter for many
+    setup: str = ""  #: makes the environment it runs in, once per host
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, tag="command"):
@@ -137,6 +142,21 @@ class Rule(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     infra_budget: int = limits.INFRA_BUDGET_DEFAULT
 
 
+class Member(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A job's place in an array: jobs submitted as one family, of which `at_most` may be under way at once."""
+
+    array: str
+    index: int
+    at_most: int | None = None
+
+
+class Throttle(NamedTuple):
+    """What the members that share a limit are counted under, and the limit."""
+
+    array: str
+    at_most: int
+
+
 class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a user asked for; never changed after submit."""
 
@@ -158,6 +178,14 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     secrets: tuple[Secret, ...] = ()
     outputs: tuple[str, ...] = ()
     environment: str = ""  #: hash of the set-up; a slice that ran it before is warm
+    member: Member | None = None
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """The limit of its array, if it has one."""
+        if self.member is None or self.member.at_most is None:
+            return None
+        return Throttle(f"{self.team}/{self.member.array}", self.member.at_most)
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -195,6 +223,7 @@ class Job(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     outputs: tuple[str, ...] = ()  #: committed ones
     open_units: int | None = None  #: work units still open, as the payload last said; None: not that kind of job
     blocked: int = 0  #: jobs of `spec.after` that have not finished well yet
+    held: bool = False  #: nothing blocks it, but as many of its array are under way as may be
     cause: Cause | None = None
     reason: str = ""
     finished_at: float | None = None
@@ -207,8 +236,14 @@ class Job(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def waiting(self) -> bool:
-        """Among the heads of its queue: never placed, not blocked, not cancelled."""
-        return self.state is JobState.QUEUED and not self.chains and self.blocked == 0 and self.cancel_at is None
+        """Among the heads of its queue: never placed, not blocked, not held, not cancelled."""
+        free = self.blocked == 0 and not self.held and self.cancel_at is None
+        return self.state is JobState.QUEUED and not self.chains and free
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it takes one of the places of its array: in the queue, placed, or between two attempts."""
+        return self.state not in TERMINAL_JOB_STATES and self.blocked == 0 and not self.held
 
     def chain(self, replica: int) -> Chain:
         """The chain of one replica; a fresh one if it was never placed."""
@@ -294,6 +329,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     hosts: int
     intended_at: float
     spot: bool = False
+    cloud: CloudWish | None = None  #: as its pool said when it was intended
     race: str | None = None
     state: SliceState = SliceState.INTENDED
     version: int = 0
@@ -330,6 +366,7 @@ class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     losses: float = 0.0
     backoff_until: float = 0.0
     streak: int = 0  #: refusals in a row
+    broken: int = 0  #: slices in a row that came and could not be set up
     tried_at: float = 0.0
     why: str = ""  #: what the provider said when it last refused
 

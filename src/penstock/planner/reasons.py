@@ -30,6 +30,7 @@ CODES: Final[Mapping[str, str]] = {
     "infeasible": "no pool can ever hold it",
     "backoff": "it failed lately and waits before it tries again",
     "blocked": "it waits for other jobs to succeed",
+    "array_full": "as many jobs of its array are under way as may be at once",
     "paused": "its queue is paused",
     "maintenance": "the installation is in maintenance: nothing new starts",
     "reserved_for_head": "the free slices are kept for a job ahead of it",
@@ -237,6 +238,8 @@ def explain(snapshot: Snapshot, plan_reasons: Mapping[str, Reason], job: Job, po
     if job.blocked:
         sentence = f"It waits for {job.blocked} of the {len(job.spec.after)} jobs it comes after."
         return reason("blocked", sentence, "cancel it, or finish the jobs it waits for", jobs=job.blocked)
+    if job.held and job.spec.throttle is not None:
+        return _array_full(snapshot, job, job.spec.throttle.at_most)
     if snapshot.maintenance:
         return reason("maintenance", "The installation is in maintenance: running jobs go on, none start.")
     view = snapshot.queues[job.spec.queue]
@@ -253,6 +256,15 @@ def explain(snapshot: Snapshot, plan_reasons: Mapping[str, Reason], job: Job, po
     sentence = f"It is number {position} of queue {view.queue.name}.{ahead}"
     advice = plan_reasons[head.id].advice if head is not None else ""
     return reason("behind_head", sentence, advice, position=position)
+
+
+def _array_full(snapshot: Snapshot, job: Job, at_most: int) -> Reason:
+    name = job.spec.member.array if job.spec.member is not None else ""
+    mine = (one for one in snapshot.jobs.values() if one.spec.throttle == job.spec.throttle)
+    running = sum(1 for one in mine if one.state is not JobState.QUEUED)
+    rest = f", {at_most - running} about to" if running < at_most else ""
+    sentence = f"Array {name}: {running} of {at_most} running{rest}; it is let in when one of them ends."
+    return reason("array_full", sentence, "wait, or cancel others of the array", running=running, at_most=at_most)
 
 
 def _of_its_state(snapshot: Snapshot, job: Job) -> Reason | None:

@@ -18,7 +18,7 @@ from penstock.domain import limits
 from penstock.domain.nouns import Pool, Zone, zone_id
 from penstock.planner.snapshot import Snapshot
 
-Outcome = Literal["granted", "refused", "lost"]
+Outcome = Literal["granted", "refused", "lost", "broken"]
 
 #: What is left of older evidence after one more try: three tries outweigh all that came before.
 DECAY: Final = 0.75
@@ -67,9 +67,12 @@ def learn(
             ready_s=_smoothed(zone.ready_s, ready_s),
             backoff_until=0.0,
             streak=0,
+            broken=0,
             tried_at=now,
             why="",
         )
+    if outcome == "broken":
+        return _after_broken(zone, now, why)
     if now < zone.backoff_until:
         # It was asked before the refusal that began this back-off: one dry moment, seen twice, is no second proof.
         return msgspec.structs.replace(zone, tries=zone.tries + 1)
@@ -84,6 +87,23 @@ def learn(
         tried_at=now,
         why=why[:WHY_CHARACTERS],
     )
+
+
+def _after_broken(zone: Zone, now: float, why: str) -> Zone:
+    """It gave a slice that could not be set up. That is hardly the zone's fault, so it says nothing of its odds; but
+    what fails again and again needs a person, and each try costs money."""
+    if zone.broken and now < zone.backoff_until:
+        return msgspec.structs.replace(zone, tries=zone.tries + 1, why=why)  # made before that was known
+    broken = zone.broken + 1
+    rest_s = limits.SETUP_REST_S if broken >= limits.SETUP_FAILURES_MAX else backoff_s(zone.id, broken)
+    return msgspec.structs.replace(
+        zone, tries=zone.tries + 1, broken=broken, backoff_until=now + rest_s, tried_at=now, why=why
+    )
+
+
+def forgiven(zone: Zone) -> Zone:
+    """Something was changed that may have been the reason: try at once."""
+    return msgspec.structs.replace(zone, backoff_until=0.0, streak=0, broken=0, why="")
 
 
 def _smoothed(old: float | None, new: float | None) -> float | None:

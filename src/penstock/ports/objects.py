@@ -22,6 +22,10 @@ class ObjectsError(Exception):
     """The store of objects could not be reached or refused; the outcome of a write is unknown."""
 
 
+class Damaged(ObjectsError):
+    """The object is there and its bytes are not those that were written: asking again gives the same."""
+
+
 class AlreadyThere(Exception):
     """`put_new` found the name taken, perhaps by an earlier try of the same caller."""
 
@@ -60,3 +64,6 @@ class Stock(Objects, Protocol):
 
         It may be cut off half-way; called again, it goes on.
         """
+
+    async def lend(self, path: str, seconds: float) -> str | None:
+        """An address at which anybody can read this one object for so long; None: this kind of store has none."""

@@ -92,11 +92,20 @@ class Reader(Protocol):
     def dependants(self, job: str) -> list[str]:
         """Ids of unfinished jobs that wait for `job` by `spec.after`."""
 
+    def under_way(self, array: str) -> int:
+        """How many members of a limited array (`spec.throttle`) take one of its places."""
+
+    def first_held(self, array: str) -> Job | None:
+        """The light job that is next to get a place of a limited array: higher priority, then smaller id."""
+
+    def queue_in_use(self, queue: str) -> str | None:
+        """The first unfinished job of a queue, if there is any."""
+
     def heads(self, queues: Sequence[str], limit: int) -> dict[str, list[Job]]:
         """Per queue the first `limit` light jobs that wait and were never placed, best first.
 
-        Best first: higher priority, then smaller id. Jobs that are blocked, cancelled or were placed before
-        (they have chains) are not among them.
+        Best first: higher priority, then smaller id. Jobs that are blocked, held, cancelled or were placed
+        before (they have chains) are not among them.
         """
 
     def waiting_counts(self) -> dict[str, int]:

@@ -44,6 +44,7 @@ class Desk:
         self.bells = Bells(service.store, service.clock, lambda: service.controller.cursor)
         self._following: asyncio.Task[None] | None = None
         self._told: dict[tuple[str, int], tuple[SyncReply, float]] = {}
+        self._addresses: dict[str, str] = {}  #: slice -> where its first host is, as that host says
         service.controller.on_tick(self.bells.ticked)
 
     def follow(self) -> None:
@@ -60,6 +61,16 @@ class Desk:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait((self._following,))
+
+    def note_address(self, slice: str, host: int, address: str) -> None:
+        if host == 0 and address and self._addresses.get(slice) != address:
+            self._addresses[slice] = address
+            if len(self._addresses) > _REPEATS_KEPT:
+                del self._addresses[next(iter(self._addresses))]
+
+    def address(self, slice: str) -> str:
+        """Where the first host of a slice is; empty when it did not say so to this server yet."""
+        return self._addresses.get(slice, "")
 
     def repeated(self, request: SyncRequest, reply: SyncReply, now: float) -> float:
         """How long to wait before these orders are given: nothing, unless this host was just told the same."""
@@ -120,8 +131,10 @@ async def sync(service: Service, call: Call) -> Orders:
     if call.agent != (request.slice, request.host, request.incarnation):
         raise Refusal("forbidden", "request: is of another host than the credential", field="request")
     _hand_on_progress(service, body)
+    _desk(service).note_address(request.slice, request.host, body.address)
     desk, bells_, clock = _desk(service), bells(service), service.clock
-    until, stops = clock.steady() + min(body.wait_s, limits.SYNC_S), service.stopping.is_set()
+    began, stops = clock.steady(), service.stopping.is_set()
+    until = began + min(body.wait_s, limits.SYNC_S)
     rung, stale = bells_.rung(request.slice), bells_.stale(request.slice, request.host)
     reply = await service.controller.agents.sync(request)
     if stale and quiet(reply):
@@ -132,7 +145,7 @@ async def sync(service: Service, call: Call) -> Orders:
         now = clock.steady()
         rest = until - now
         if not quiet(reply):
-            rest = min(rest, desk.repeated(request, reply, now)) if reply.welcome else 0.0
+            rest = min(rest, _patience(desk, request, reply, now, began)) if reply.welcome else 0.0
         if stops and quiet(reply):
             # Its report is taken in. An answer would only bring it back at once, for as long as this server drains.
             raise Refusal("unavailable", "the server stops", retry_after_s=1.0)
@@ -145,6 +158,12 @@ async def sync(service: Service, call: Call) -> Orders:
             rung = bells_.rung(request.slice)
             reply = await _committed(service, request)
             bells_.answered(request.slice, request.host, rung)
+
+
+def _patience(desk: Desk, request: SyncRequest, reply: SyncReply, now: float, began: float) -> float:
+    """How long orders may wait: what is only to be forgotten waits a moment for the next launch to come along."""
+    only_forget = reply.launch is None and not (reply.stop or reply.kill)
+    return max(desk.repeated(request, reply, now), began + limits.SYNC_REPEAT_S - now if only_forget else 0.0)
 
 
 def quiet(reply: SyncReply) -> bool:
@@ -270,7 +289,9 @@ async def _spec(service: Service, host: AgentHost, id: str) -> LaunchSpec:
         timeout_s=attempt.timeout_s,
         accelerator=facts.slice.accelerator,
         jax_devices=max(1, accelerator.jax_devices // facts.slice.hosts),
-        coordinator=coordinator(attempt, facts.slice),
+        coordinator=coordinator(attempt, facts.slice, _desk(service).address(attempt.slices[0].slice)),
+        slices=len(attempt.slices),
+        slice_index=rank // (attempt.hosts // len(attempt.slices)),
         environment=spec.environment,
         env=spec.env,
         secrets=await asyncio.to_thread(_secrets, service, facts.job) if spec.secrets else {},
@@ -282,17 +303,23 @@ async def _spec(service: Service, host: AgentHost, id: str) -> LaunchSpec:
     )
 
 
-def coordinator(attempt: Attempt, slice: Slice) -> str | None:
-    """Where the processes of a gang meet. On real TPUs JAX finds its slice by itself, and a single host needs none."""
-    if attempt.hosts < 2 or slice.provider != "local":
+def coordinator(attempt: Attempt, slice: Slice, address: str) -> str | None:
+    """Where the processes of a gang meet: at its first host. A single host needs none."""
+    if attempt.hosts < 2:
         return None
-    return f"127.0.0.1:{_PORTS[zlib.crc32(attempt.id.encode()) % len(_PORTS)]}"
+    port = _PORTS[zlib.crc32(attempt.id.encode()) % len(_PORTS)]
+    if slice.provider == "local":
+        return f"127.0.0.1:{port}"
+    if not address:
+        # The first host says so with every sync: at most one is waited for after a server's start.
+        raise Refusal("unavailable", "the first host of the gang has not said where it is", retry_after_s=1.0)
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _payload(job: Job) -> SnippetRequest | CommandRequest:
     match job.spec.payload:
-        case Snippet(code, variables, isolation):
-            return SnippetRequest(code, variables, "inline" if isolation == "inline" else "fork")
+        case Snippet(code, variables, isolation, setup):
+            return SnippetRequest(code, variables, "inline" if isolation == "inline" else "fork", setup)
         case Command(argv, snapshot, setup):
             return CommandRequest(argv, snapshot, setup)
         case task:
@@ -317,6 +344,13 @@ def _facts(reader: Reader, attempt_id: str, slice_id: str) -> _Facts | None:
         return None
     line = _line(reader, job)
     return _Facts(attempt, job, slice, _checkpoints(reader, attempt, line), line[-1].id)
+
+
+def restorable(reader: Reader, attempt_id: str) -> tuple[tuple[str, int], ...]:
+    """Which attempts' checkpoints an attempt may read, newest first."""
+    attempt = reader.attempt(attempt_id)
+    job = reader.job(attempt.job) if attempt is not None else None
+    return () if attempt is None or job is None else _checkpoints(reader, attempt, _line(reader, job))
 
 
 def _line(reader: Reader, job: Job) -> list[Job]:

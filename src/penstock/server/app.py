@@ -26,7 +26,7 @@ from penstock.controller.jobs import KeyReused, NotFound
 from penstock.domain.admission import BadInput
 from penstock.ports.objects import ObjectsError
 from penstock.ports.store import Conflict, QuotaFull, Refused, StaleLeader, StoreError, UnknownOutcome
-from penstock.server import agents, cleaning, events, jobs, logs, openapi, settings
+from penstock.server import agents, arrivals, checkpoints, cleaning, events, jobs, logs, openapi, settings
 from penstock.server.auth import authenticate
 from penstock.server.bytes import ROUTES as BYTES_ROUTES
 from penstock.server.decoding import Reading
@@ -53,6 +53,8 @@ def all_routes() -> tuple[Route, ...]:
         *BYTES_ROUTES,
         *logs.ROUTES,
         *agents.ROUTES,
+        *arrivals.ROUTES,
+        *checkpoints.ROUTES,
         *cleaning.ROUTES,
     )
 
@@ -297,7 +299,7 @@ def _said(error: Exception, doing: str) -> Problem:
         case NotFound():
             return problem("not_found", _line(error))
         case KeyReused():
-            return problem("conflict", _line(error), field="idempotency_key")
+            return problem("conflict", _line(error), field="idempotency_key", job=error.job)
         case NotLeading() | StaleLeader():
             return problem("not_leading", "another server leads", advice="ask again", retry_after_s=RETRY_S)
         case Conflict() | Refused() | QuotaFull():

@@ -98,6 +98,11 @@ def join_token_fits(key: bytes, slice: str, token: str) -> bool:
     return hmac.compare_digest(join_token(key, slice).encode(), token.encode())
 
 
+def joins(key: bytes, slice: str, authorization: str | None) -> bool:
+    """Whether a request brings the join token of a slice, on routes for hosts that have not joined yet."""
+    return join_token_fits(key, slice, _bearer(authorization))
+
+
 def host_credential(key: bytes, host: AgentHost) -> str:
     """What one host in one life calls with. The incarnation is inside, as hex: it may be any text."""
     life = host.incarnation.encode().hex()

@@ -2,7 +2,8 @@
 
 Clients send what the server lacks and name it by its SHA-256; hosts fetch it, and put what their payloads left under
 the fence of their attempt, so that nobody can write over another attempt's (S6). The result of a job is that of the
-attempt that succeeded, its error that of the last. It must not unpack, decode or run anything it stores.
+attempt that succeeded, its error that of the last. Content by hash is kept for each team apart, so that no team learns
+from a hash what another has (S17, ADR 0021). It must not unpack, decode or run anything it stores.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from penstock.domain.admission import check_outputs
 from penstock.domain.custody import staging_path
 from penstock.domain.endings import STOPPED
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState
-from penstock.domain.nouns import Attempt, Job, Role
+from penstock.domain.nouns import Attempt, Job, Role, Slice
 from penstock.ports.objects import AlreadyThere, Objects
 from penstock.ports.store import Reader
 from penstock.server.agents import bells, bound_attempt
 from penstock.server.routing import Call, Parameter, Raw, Refusal, Route
 from penstock.server.service import Service
-from penstock.server.sweeping import lost_blobs
+from penstock.server.sweeping import BLOBS, blob_path, folder_of, lost_blobs, snapshot_path
 from penstock.server.views import exit_code
 from penstock.wire.agent import ResultReport
 from penstock.wire.api import ArtifactPage, ArtifactView, ErrorView, MissingReply, MissingRequest, Outcome
@@ -39,62 +40,97 @@ _NAME: Final = (
         "name", "the artifact's name; it may have folders", longest=limits.NAME_CHARACTERS_MAX, shape="relative-path"
     ),
 )
+_OF_TEAM: Final = (
+    Parameter("team", "of this team; for operators", longest=limits.NAME_CHARACTERS_MAX, shape="printable"),
+)
 _WAIT: Final = Parameter(
     "wait", "answer when the job has ended, or after so many seconds", "number", least=0, most=limits.RESULT_WAIT_S
 )
 
 
 # --- content by hash ---
+class _Known:
+    """The blobs of one team."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.listed_at = float("-inf")
+        self.listing = asyncio.Lock()
+
+
 class Blobs:
-    """Which blobs there are, as far as this server has looked."""
+    """Which blobs each team has, as far as this server has looked."""
 
     def __init__(self, service: Service) -> None:
         self._objects = service.objects
         self._clock = service.clock
-        self._known: set[str] = set()
-        self._listed_at = float("-inf")
-        self._listing = asyncio.Lock()
+        self._teams: dict[str, _Known] = {}
 
-    async def missing(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        async with self._listing:
-            if self._clock.steady() - self._listed_at > BLOB_LISTING_S:
+    async def missing(self, team: str, wanted: Sequence[str]) -> tuple[str, ...]:
+        known = self._teams.setdefault(team, _Known())
+        async with known.listing:
+            if self._clock.steady() - known.listed_at > BLOB_LISTING_S:
                 listed_at = self._clock.steady()
-                self._known = {path.rpartition("/")[2] for path in await self._objects.list("blobs/")}
-                self._listed_at = listed_at
-        return tuple(dict.fromkeys(name for name in wanted if name not in self._known))
+                paths = await self._objects.list(BLOBS + folder_of(team))
+                known.names = {path.rpartition("/")[2] for path in paths}
+                known.listed_at = listed_at
+        return tuple(dict.fromkeys(name for name in wanted if name not in known.names))
 
-    def note(self, name: str) -> None:
-        self._known.add(name)
+    def note(self, team: str, name: str) -> None:
+        self._teams.setdefault(team, _Known()).names.add(name)
 
     def forget(self) -> None:
         """Some were removed: the next question is answered by a new listing."""
-        self._listed_at = float("-inf")
+        for known in self._teams.values():
+            known.listed_at = float("-inf")
+
+
+async def _team(service: Service, call: Call) -> str:
+    """Whose content a call is about: the user's team's, the one an operator names, or that of the host's slice."""
+    if call.host is None:
+        named = call.query.get("team", call.user.team)
+        if named != call.user.team and call.user.role is not Role.OPERATOR:
+            detail = f"query team: {named!r} is not the team of {call.user.name}"
+            raise Refusal("forbidden", detail, field="team", advice="leave it out")
+        return named
+    slice = service.controller.snapshot.slices.get(call.host.slice)
+    if slice is None:
+        slice = await service.store.read(_slice_of, call.host.slice)
+    if slice is None:
+        raise NotFound("slice", call.host.slice)
+    return slice.team
+
+
+def _slice_of(reader: Reader, id: str) -> Slice | None:
+    return reader.slice(id)
 
 
 async def missing_blobs(service: Service, call: Call) -> MissingReply:
-    """Which of these blobs still have to be sent."""
+    """Which of these blobs still have to be sent: those that the team has not sent itself."""
     assert isinstance(call.body, MissingRequest)
-    return MissingReply(await service.part(Blobs).missing(call.body.blobs))
+    return MissingReply(await service.part(Blobs).missing(await _team(service, call), call.body.blobs))
 
 
 async def put_blob(service: Service, call: Call) -> None:
     """Store a blob under the hash of these very bytes; storing it again is harmless."""
-    name = await _put_by_hash(service, call, "blobs/{}")
-    service.part(Blobs).note(name)
+    team, name = await _team(service, call), call.params["sha256"]
+    await _put_by_hash(service, call, blob_path(team, name))
+    service.part(Blobs).note(team, name)
 
 
 async def get_blob(service: Service, call: Call) -> Raw:
     """A blob as it is stored."""
-    return await _get(service, f"blobs/{call.params['sha256']}", "blob", call.params["sha256"])
+    name = call.params["sha256"]
+    return await _get(service, blob_path(await _team(service, call), name), "blob", name)
 
 
 async def put_snapshot(service: Service, call: Call) -> None:
     """Store a snapshot's list of files under the hash of these very bytes; its blobs have been sent before."""
-    name, body = call.params["sha256"], call.body
+    team, name, body = await _team(service, call), call.params["sha256"], call.body
     assert isinstance(body, bytes)
     # Written anew if it is there: from now on it is young, and nobody sweeps it before a job can name it.
-    await _put_by_hash(service, call, "snapshots/{}.json", again=True)
-    lost = await lost_blobs(service, name, body)
+    await _put_by_hash(service, call, snapshot_path(team, name), again=True)
+    lost = await lost_blobs(service, team, name, body)
     if lost:
         service.part(Blobs).forget()
         detail = f"snapshot: {len(lost)} of its blobs were removed since they were asked about, {lost[0]} first"
@@ -104,21 +140,20 @@ async def put_snapshot(service: Service, call: Call) -> None:
 async def get_snapshot(service: Service, call: Call) -> Raw:
     """A snapshot's list of files."""
     name = call.params["sha256"]
-    return await _get(service, f"snapshots/{name}.json", "snapshot", name)
+    return await _get(service, snapshot_path(await _team(service, call), name), "snapshot", name)
 
 
-async def _put_by_hash(service: Service, call: Call, path: str, *, again: bool = False) -> str:
+async def _put_by_hash(service: Service, call: Call, path: str, *, again: bool = False) -> None:
     body, name = call.body, call.params["sha256"]
     assert isinstance(body, bytes)
     found = await asyncio.to_thread(_hash, body) if len(body) > _THREAD_BYTES else _hash(body)
     if found != name:
         raise Refusal("conflict", f"sha256: the body's is {found}, not {name}", field="sha256", advice="send it again")
     try:
-        await service.objects.put_new(path.format(name), body)
+        await service.objects.put_new(path, body)
     except AlreadyThere:  # the name is the hash: it is these bytes
         if again:
-            await service.objects.put(path.format(name), body)
-    return name
+            await service.objects.put(path, body)
 
 
 def _hash(body: bytes) -> str:
@@ -286,6 +321,7 @@ ROUTES: Final = (
         takes=MissingRequest,
         gives=MissingReply,
         role=Role.SUBMITTER,
+        query=_OF_TEAM,
     ),
     Route(
         "PUT",
@@ -295,8 +331,9 @@ ROUTES: Final = (
         role=Role.SUBMITTER,
         body_max=limits.BLOB_BYTES_MAX,
         status=204,
+        query=_OF_TEAM,
     ),
-    Route("GET", "/v1/blobs/{sha256}", get_blob, gives="bytes", agents=True),
+    Route("GET", "/v1/blobs/{sha256}", get_blob, gives="bytes", agents=True, query=_OF_TEAM),
     Route(
         "PUT",
         "/v1/snapshots/{sha256}",
@@ -305,8 +342,9 @@ ROUTES: Final = (
         role=Role.SUBMITTER,
         body_max=limits.SNAPSHOT_MANIFEST_BYTES_MAX,
         status=204,
+        query=_OF_TEAM,
     ),
-    Route("GET", "/v1/snapshots/{sha256}", get_snapshot, gives="bytes", agents=True),
+    Route("GET", "/v1/snapshots/{sha256}", get_snapshot, gives="bytes", agents=True, query=_OF_TEAM),
     Route(
         "PUT",
         "/v1/agent/attempts/{attempt}/artifacts/{name:path}",

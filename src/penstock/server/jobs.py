@@ -19,9 +19,10 @@ from penstock.domain.ids import KINDS, encode
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, JobState
 from penstock.domain.nouns import Attempt, Job, JobSpec, Pool, Role, Slice
 from penstock.ports.store import Reader
+from penstock.server.arrivals import CAPACITY_CODES, capacity_details
 from penstock.server.bytes import job_result
 from penstock.server.cleaning import refuse_cleaned
-from penstock.server.routing import ID_PATTERN, Call, Parameter, Refusal, Route
+from penstock.server.routing import ID_PATTERN, JOB_FILTERS, Call, Parameter, Refusal, Route
 from penstock.server.service import Service
 from penstock.server.submission import in_wire_words, prepare
 from penstock.server.views import cost_usd, ending, job_view, payload_kind
@@ -43,7 +44,6 @@ BATCH_BODY_MAX: Final = 64 << 20
 PAGE_JOBS: Final = 100
 _SCAN: Final = 500  #: jobs read at once while a filter looks for more
 _ID_LEAD_S: Final = 60.0  #: at most so long before its commit was an id made
-_STATES: Final = "|".join(state.value for state in JobState)
 
 KEY_HEADER: Final = Parameter(
     "idempotency-key",
@@ -252,6 +252,7 @@ async def why(service: Service, call: Call) -> WhyView:
         place=int(position) if position is not None else None,
         as_of=as_of,
         numbers=dict(reason.numbers),
+        details=capacity_details(service, job) if reason.code in CAPACITY_CODES else (),
     )
 
 
@@ -320,9 +321,7 @@ async def _again(service: Service, call: Call, *, resume: bool) -> Accepted:
 
 
 _FILTERS: Final = (
-    Parameter("state", "States, separated by commas.", pattern=f"^({_STATES})(,({_STATES}))*$"),
-    Parameter("user", "Jobs of this user.", shape="printable", longest=limits.NAME_CHARACTERS_MAX),
-    Parameter("tag", "Jobs with this tag.", shape="printable", longest=limits.NAME_CHARACTERS_MAX),
+    *JOB_FILTERS,
     Parameter("queue", "Jobs of this queue.", shape="printable", longest=limits.NAME_CHARACTERS_MAX),
     Parameter("since", "Jobs made at or after this second since the epoch.", kind="number", least=0, most=1e11),
     Parameter("cursor", "`next` of the page before.", pattern=ID_PATTERN),

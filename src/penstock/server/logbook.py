@@ -251,8 +251,10 @@ class LogBook:
         self.drops = 0  #: how often a stream left memory: whoever listed the bucket before may have to look again
 
     # --- writing ---
-    async def append(self, stream: Stream, offset: int, data: bytes, *, gap: bool = False) -> LogAck:
-        """Take what is new of a chunk and say how far the stream is durable and received."""
+    async def append(
+        self, stream: Stream, offset: int, data: bytes, *, gap: bool = False, last: bool = False
+    ) -> LogAck:
+        """Take what is new of a chunk and say how far the stream is durable and received. `last`: make it durable."""
         tail = await self._open(stream)
         if offset > tail.end:
             await self._look_again(tail)
@@ -267,6 +269,8 @@ class LogBook:
             fresh = data[max(0, tail.end - offset) :]
         if fresh:
             self._take(tail, max(offset, tail.end), fresh)
+        if last:
+            await self._settle(tail)
         return LogAck(tail.durable, tail.end)
 
     def _take(self, tail: Tail, offset: int, data: bytes) -> None:
@@ -319,6 +323,17 @@ class LogBook:
             self._cost -= tail.cost
             tail.jump(known.end)
             tail.stored = known.stored
+
+    async def _settle(self, tail: Tail) -> None:
+        """Wait until all of it is stored, for as long as one call may take; the answer tells how far it came."""
+        goal, until = tail.end, self._clock.steady() + limits.LOG_SETTLE_S
+        while tail.durable < goal and (left := until - self._clock.steady()) > 0:
+            self._flush_now(tail)
+            if tail.flushing is None:
+                return
+            await asyncio.wait((tail.flushing,), timeout=left)
+            if tail.timer is not None:  # it could not be stored, and will be tried again
+                return
 
     async def _make_room(self, tail: Tail) -> None:
         if tail.pending <= limits.LOG_PENDING_BYTES_MAX:

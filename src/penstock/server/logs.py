@@ -168,15 +168,24 @@ class Reading:
         self._heads: list[tuple[float, Stream, Piece]] = []
         self._idle: set[Stream] = set()
         self._seen = -1
+        self._ended: bool | None = None  #: None: nothing was looked at yet
+
+    async def open(self) -> None:
+        """Look what there is and read the beginning: a bucket that is away is told before an answer has begun."""
+        ended = await self._has_ended()
+        for stream, offsets in (await self._book.stored(job_prefix(self._job))).items():
+            self._add(stream, offsets)
+        await self._fill(list(self._idle))
+        self._ended = ended
 
     async def pieces(self, *, follow: bool) -> AsyncIterator[tuple[Stream, Piece, int]]:
         """What was written, by arrival: the stream, the piece, and how many bytes before it are lost."""
         leave = self._book.follow(self._job)
         topic = self._book.topic(self._job)
         try:
-            ended = await self._has_ended()
-            for stream, offsets in (await self._book.stored(job_prefix(self._job))).items():
-                self._add(stream, offsets)
+            if self._ended is None:
+                await self.open()
+            ended = self._ended is True
             while True:
                 bell, ended = topic.bell, ended or topic.ended
                 if topic.version != self._seen or not self._heads:
@@ -263,6 +272,7 @@ async def read_logs(service: Service, call: Call) -> Reply:
     )
     follow = call.flag("follow")
     reading = Reading(service, job.id, wanted, Places(call.last_event_id))
+    await reading.open()
     if wanted.rank is not None and wanted.stream is not None and not follow:
         return Raw(reading.bytes())
     return Events(reading.events(follow=follow))
@@ -281,7 +291,8 @@ async def append_log(service: Service, call: Call) -> LogAck:
     assert isinstance(call.body, bytes)
     stream = Stream(attempt.job, attempt.id, rank, call.query["stream"])
     try:
-        return await book(service).append(stream, int(call.query["offset"]), call.body, gap=call.flag("gap"))
+        offset, gap, last = int(call.query["offset"]), call.flag("gap"), call.flag("last")
+        return await book(service).append(stream, offset, call.body, gap=gap, last=last)
     except Full as full:
         raise Refusal("too_large", f"body: {full}", advice="drop the rest and end with a marker") from full
     except Slow as slow:
@@ -321,6 +332,7 @@ ROUTES: Final = (
                 "offset", "where the chunk begins in its stream", "integer", required=True, least=0, most=1 << 50
             ),
             Parameter("gap", "what lies between is gone for good: mark it", "boolean"),
+            Parameter("last", "its end: answer when all of it is durable", "boolean"),
         ),
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.domain import limits
+from penstock.domain import cloud, cloud_admission, limits
 from penstock.domain.nouns import Role
 from penstock.domain.policies import PRESETS
 from penstock.server.routing import ID_PATTERN, PATH_PARAMETERS, Parameter, Route
@@ -33,6 +33,7 @@ _ACCELERATORS: Final[Schema] = {
 _TAGS: Final[Schema] = {"maxItems": limits.TAGS_MAX, "items": {"type": "string", **_NAME}}
 _PRIORITY: Final[Schema] = {"minimum": -limits.PRIORITY_MAX, "maximum": limits.PRIORITY_MAX}
 _OUTPUT: Final[Schema] = {"type": "string", "format": "relative-path", "minLength": 1, "maxLength": 128}
+_WORD_OR_NONE: Final[Schema] = {"pattern": f"^$|{cloud_admission.WORD_PATTERN}"}
 _CHIPS: Final[Schema] = {"minimum": 0, "maximum": 10_000_000}
 
 #: Rules beyond the types, by struct and field; tests hold them against what the server refuses.
@@ -69,6 +70,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
     "SnippetRequest": {
         "code": {"maxLength": limits.CODE_BYTES_MAX},
         "variables": {"propertyNames": {"format": "identifier", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}},
+        "setup": {"maxLength": limits.SETUP_CHARACTERS_MAX, "pattern": _NO_NUL},
     },
     "CommandRequest": {
         "argv": {"items": {"type": "string", "pattern": _NO_NUL}},
@@ -83,6 +85,27 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "min": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "max": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "idle_s": {"minimum": 0, "maximum": 365 * 24 * 3600},
+    },
+    "CloudWish": {
+        "kind": {"enum": list(cloud.KINDS)},
+        "wait_s": {"minimum": cloud_admission.WAIT_S[0], "maximum": cloud_admission.WAIT_S[1]},
+        "life_s": {"minimum": cloud_admission.LIFE_S[0], "maximum": cloud_admission.LIFE_S[1]},
+        **dict.fromkeys(("reservation", "runtime_version", "network", "subnetwork"), _WORD_OR_NONE),
+        "service_account": _WORD_OR_NONE,
+        "tags": {
+            "maxItems": cloud_admission.LIST_MAX,
+            "items": {"type": "string", "pattern": cloud_admission.TAG_PATTERN},
+        },
+        "disks": {
+            "maxItems": cloud_admission.LIST_MAX,
+            "items": {"type": "string", "pattern": cloud_admission.WORD_PATTERN},
+        },
+        "mounts": {"maxItems": cloud_admission.LIST_MAX},
+    },
+    "Mount": {
+        "kind": {"enum": list(cloud.MOUNT_KINDS)},
+        "source": {"pattern": cloud_admission.WORD_PATTERN},
+        "path": {"pattern": cloud_admission.PATH_PATTERN},
     },
     "QueueRequest": {
         "team": _NAME,
@@ -145,6 +168,7 @@ def page(routes: Sequence[Route], version: str) -> bytes:
             "securitySchemes": {
                 "user": {"type": "http", "scheme": "bearer", "description": "A user's token."},
                 "agent": {"type": "http", "scheme": "bearer", "description": "The credential a host got by joining."},
+                "joining": {"type": "http", "scheme": "bearer", "description": "The join token of a host's slice."},
             },
         },
     }
@@ -199,6 +223,8 @@ def _operation(route: Route) -> Schema:
 
 
 def _security(route: Route) -> list[Schema]:
+    if route.joins:
+        return [{"joining": []}]
     if route.role is None:
         return []
     if route.role is Role.AGENT:
@@ -254,7 +280,7 @@ def _responses(route: Route) -> Schema:
     if route.gives is not None:
         good["content"] = _content(route.gives) | (_content("events") if route.streams else {})
     codes = [*_ALWAYS]
-    if route.role is not None or route.takes is not None:
+    if route.role is not None or route.takes is not None or route.joins:
         # An open route that takes something looks for a token in it.
         codes += ["unauthenticated", "forbidden"]
     if "{" in route.path or route.takes is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from penstock.domain import limits
+from penstock.domain.lifecycle import JobState
 from penstock.domain.nouns import Principal, Role
 from penstock.wire.problems import Problem, problem
 
@@ -100,7 +101,14 @@ class Parameter(NamedTuple):
         return None
 
 
+_STATES: Final = "|".join(state.value for state in JobState)
 ID_PATTERN: Final = "^[0-9a-z]{1,40}$"
+#: How lists of jobs, and of what happened to them, are narrowed.
+JOB_FILTERS: Final = (
+    Parameter("state", "States of jobs, separated by commas.", pattern=f"^({_STATES})(,({_STATES}))*$"),
+    Parameter("user", "Jobs of this user.", shape="printable", longest=limits.NAME_CHARACTERS_MAX),
+    Parameter("tag", "Jobs with this tag.", shape="printable", longest=limits.NAME_CHARACTERS_MAX),
+)
 #: What parts of a path look like, unless a route says otherwise. A name may be any printable text.
 PATH_PARAMETERS: Final = {
     parameter.name: parameter
@@ -215,6 +223,7 @@ class Route(NamedTuple):
     #: The least role of a user; Role.AGENT: only agents; None: open to everybody.
     role: Role | None = Role.VIEWER
     agents: bool = False  #: hosts may call it as well as users
+    joins: bool = False  #: with role None: for hosts that have not joined, by the join token of the slice they name
     status: int = 200
     query: tuple[Parameter, ...] = ()
     body_max: int = BODY_MAX

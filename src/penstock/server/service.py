@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.controller.commands import Commands
@@ -18,6 +19,7 @@ from penstock.controller.loop import Controller
 from penstock.domain.admission import BadInput
 from penstock.domain.ids import IdMaker
 from penstock.domain.nouns import Job, Principal, Queue, Role, Team
+from penstock.domain.retention import Retention
 from penstock.ports.clock import Clock
 from penstock.ports.objects import Stock
 from penstock.ports.store import Reader, Store
@@ -46,6 +48,8 @@ class Settings:
     local_pools: bool = False
     local_slices: int = 4  #: the most slices of one pool that was made by itself
     providers: tuple[str, ...] = ("local",)
+    cloud_zones: tuple[str, ...] = ("*",)  #: patterns of zones that pools of a cloud may choose from
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +68,8 @@ class Service:
     #: Removes what no slice of this machine uses and nothing used since a moment (or counts it: a dry run); answers
     #: what went, and why something stays. None where there are no local slices.
     caches: Callable[[float, bool], Awaitable[tuple[Sequence[CleanedView], str]]] | None = None
+    #: The file of the agent bundle with this hash, for hosts of a cloud; None when it is not, or no longer, here.
+    bundle: Callable[[str], Path | None] | None = None
     progress: dict[str, ProgressView] = field(default_factory=dict)  #: attempt -> what its payload last said
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  #: set when the process ends: streams and waits end
     description: bytes = b""  #: the OpenAPI page, made with the application
@@ -155,4 +161,4 @@ def read_by_prefix(reader: Reader, team: str | None, id: str) -> Job | list[str]
 
 
 def _lacks_queue(reader: Reader, team: str, queue: str) -> bool:
-    return reader.team(team) is None or reader.queue(queue) is None
+    return reader.team(team) is None or reader.queue(queue) is None  # one that was deleted stays so

@@ -14,10 +14,12 @@ from typing import Final
 import msgspec
 
 from penstock.controller.jobs import NotFound
-from penstock.domain import admission, limits
+from penstock.domain import admission, catalogue, cloud_admission, limits
 from penstock.domain.admission import BadInput
-from penstock.domain.nouns import Attempt, Pool, Principal, Queue, Role, Slice
+from penstock.domain.cloud import ON_DEMAND, SPOT, CloudWish
+from penstock.domain.nouns import Job, Pool, Principal, Queue, Role, Slice
 from penstock.ports.store import Reader
+from penstock.server.arrivals import arrivals
 from penstock.server.routing import Call, Parameter, Raw, Refusal, Route
 from penstock.server.secret_files import NAME_PATTERN
 from penstock.server.service import Service
@@ -99,10 +101,13 @@ async def put_pool(service: Service, call: Call) -> PoolView:
         raise Refusal("conflict", f"min: {request.min} is more than max {request.max}", field="min")
     for zone in request.zones:
         admission.check_name("zones", zone)
+    if request.cloud is not None:
+        cloud_admission.check(request.cloud)
     old = await service.store.read(_read_pool, name)
     if old is not None and old.team != team:
         raise _taken("pool", name)
     wanted = admission.normal_pool(pool_of(name, request, team, old))
+    wanted = _at_its_provider(service, wanted, old)
     try:
         saved = await service.commands(call.user).put_pool(wanted)
     except BadInput as error:
@@ -111,6 +116,32 @@ async def put_pool(service: Service, call: Call) -> PoolView:
         raise Refusal("conflict", str(error), field=error.field) from error
     found = await service.store.read(_read_pools, call.walls)
     return pool_view(saved, found.slices[name])
+
+
+def _at_its_provider(service: Service, pool: Pool, old: Pool | None) -> Pool:
+    """What only a cloud understands: zones by pattern, and how capacity is bought."""
+    if pool.provider == "local":
+        if pool.cloud is not None:
+            raise Refusal("conflict", "cloud: local slices are made on this machine", field="cloud", advice="drop it")
+        return pool
+    wish = pool.cloud
+    if wish is None and old is not None and not old.deleted and pool.spot == old.spot:
+        wish = old.cloud
+    wish = wish or CloudWish()
+    if pool.spot and wish.kind == ON_DEMAND:
+        wish = msgspec.structs.replace(wish, kind=SPOT)
+    try:
+        cloud_admission.check_together(wish)
+        if pool.spot and not wish.spot:
+            raise BadInput("spot", True, f"contradicts cloud.kind {wish.kind}", "leave one out")
+        row = catalogue.find(pool.accelerator)
+        if pool.provider not in row.providers:
+            advice = f"it has {', '.join(row.providers)}"
+            raise BadInput("provider", pool.provider, f"does not offer {row.name}", advice)
+        zones = cloud_admission.resolve_zones(pool.zones, row, service.settings.cloud_zones)
+    except BadInput as error:
+        raise Refusal("conflict", str(error), field=error.field) from error
+    return admission.normal_pool(msgspec.structs.replace(pool, cloud=wish, spot=wish.spot, zones=zones))
 
 
 async def delete_pool(service: Service, call: Call) -> None:
@@ -129,7 +160,7 @@ class _Queues(msgspec.Struct, frozen=True):
 
 
 def _read_queues(reader: Reader, team: str | None) -> _Queues:
-    queues = [queue for queue in reader.queues() if team in (None, queue.team)]
+    queues = [queue for queue in reader.queues() if not queue.deleted and team in (None, queue.team)]
     return _Queues(queues, reader.waiting_counts())
 
 
@@ -171,27 +202,36 @@ async def put_queue(service: Service, call: Call) -> QueueView:
     return queue_view(saved, found.waiting.get(name, 0))
 
 
+async def delete_queue(service: Service, call: Call) -> None:
+    """Take a queue away. Refused while a job is in it that has not ended."""
+    name = call.params["name"]
+    old = await service.store.read(_read_queue, name)
+    if old is None or old.deleted or call.walls not in (None, old.team):
+        raise NotFound("queue", name)
+    await service.found_fitting(service.commands(call.user).delete_queue(name))
+
+
 # --- slices ---
 class _Slices(msgspec.Struct, frozen=True):
     slices: list[Slice]
-    attempts: dict[str, Attempt]
+    jobs: dict[str, Job]  #: by the attempt that holds a slice
 
 
 def _read_slices(reader: Reader, team: str | None) -> _Slices:
     slices = [slice for slice in reader.live_slices() if team in (None, slice.team)]
     held = [slice.attempt for slice in slices if slice.attempt is not None]
-    return _Slices(slices, {attempt.id: attempt for attempt in reader.attempts(held)})
+    attempts = reader.attempts(held)
+    jobs = {job.id: job for job in reader.jobs(sorted({attempt.job for attempt in attempts}))}
+    return _Slices(slices, {attempt.id: jobs[attempt.job] for attempt in attempts if attempt.job in jobs})
 
 
 async def list_slices(service: Service, call: Call) -> SlicePage:
     """The slices of a team that are not gone."""
     found = await service.store.read(_read_slices, call.walls)
-    return SlicePage(tuple(slice_view(slice, _job_on(slice, found)) for slice in found.slices))
-
-
-def _job_on(slice: Slice, found: _Slices) -> str | None:
-    attempt = found.attempts.get(slice.attempt) if slice.attempt is not None else None
-    return attempt.job if attempt is not None else None
+    coming = arrivals(service)
+    return SlicePage(
+        tuple(slice_view(one, found.jobs.get(one.attempt or ""), coming.tell(one)) for one in found.slices)
+    )
 
 
 async def preempt(service: Service, call: Call) -> None:
@@ -283,6 +323,7 @@ ROUTES: Final = (
     Route("GET", "/v1/queues", list_queues, gives=QueuePage),
     Route("GET", "/v1/queues/{name}", get_queue, gives=QueueView),
     Route("PUT", "/v1/queues/{name}", put_queue, takes=QueueRequest, gives=QueueView, role=Role.ADMIN),
+    Route("DELETE", "/v1/queues/{name}", delete_queue, role=Role.ADMIN, status=204),
     Route("GET", "/v1/slices", list_slices, gives=SlicePage),
     Route(
         "POST",

@@ -17,10 +17,11 @@ from penstock.domain import admission, limits
 from penstock.domain.admission import BadInput
 from penstock.domain.nouns import Job, JobSpec, Pool, Principal, Role
 from penstock.ports.store import Reader
+from penstock.server.auth import has_role
 from penstock.server.routing import Call, Refusal
 from penstock.server.secret_files import check_secret_name
 from penstock.server.service import Service, read_by_prefix
-from penstock.server.sweeping import refuse_doomed
+from penstock.server.sweeping import refuse_doomed, snapshot_path
 from penstock.server.views import spec_of
 from penstock.wire.api import CommandRequest, JobRequest
 
@@ -86,9 +87,21 @@ def _team(user: Principal, request: JobRequest) -> str:
     return request.team
 
 
+def _user(user: Principal, request: JobRequest) -> str:
+    """Whom a job counts for. A service that takes jobs in for people is an administrator of its team."""
+    if request.user is None or request.user == user.name:
+        return user.name
+    if not has_role(user, Role.ADMIN):
+        detail = f"user: {user.name} may not submit for {request.user!r}"
+        raise Refusal("forbidden", detail, field="user", advice="leave it out, or use an administrator's token")
+    admission.check_name("user", request.user)
+    return request.user
+
+
 def _spec(service: Service, user: Principal, team: str, facts: Facts, request: JobRequest) -> JobSpec:
     queue = request.queue if request.queue is not None else _default_queue(service, team, facts.queues)
-    spec = spec_of(request, team=team, queue=queue, user=user.name, on=request.on or service.settings.default_on)
+    on = request.on or service.settings.default_on
+    spec = spec_of(request, team=team, queue=queue, user=_user(user, request), on=on)
     return msgspec.structs.replace(spec, after=tuple(_meant(facts.jobs[id], id) for id in request.after))
 
 
@@ -126,7 +139,10 @@ def check_request(request: JobRequest) -> None:
         raise BadInput("note", request.note, f"is longer than {limits.NOTE_CHARACTERS_MAX} characters")
     if request.array is not None and _ARRAY.match(request.array) is None:
         raise BadInput("array", request.array, "is not ARRAY/INDEX", "such as sweep-1/7")
+    if request.at_most is not None and request.array is None:
+        _contradiction("at_most", f"{request.at_most} is for members of an array, and array is not given")
     _check_env(request.env)
+    _check_setup(request.payload.setup)
     if isinstance(request.payload, CommandRequest):
         _check_command(request.payload)
     else:
@@ -173,11 +189,14 @@ def _check_command(command: CommandRequest) -> None:
         size += len(word.encode()) + 1
     if size > limits.ARGV_BYTES_MAX:
         raise BadInput("payload.argv", f"{size} bytes", f"are more than {limits.ARGV_BYTES_MAX}", "put it in a file")
-    if len(command.setup) > limits.SETUP_CHARACTERS_MAX:
+
+
+def _check_setup(setup: str) -> None:
+    if len(setup) > limits.SETUP_CHARACTERS_MAX:
         rule = f"are more than {limits.SETUP_CHARACTERS_MAX}"
-        raise BadInput("payload.setup", f"{len(command.setup)} characters", rule, "put it in the snapshot")
-    if "\0" in command.setup:
-        raise BadInput("payload.setup", command.setup, "has a NUL character")
+        raise BadInput("payload.setup", f"{len(setup)} characters", rule, "put it in the snapshot")
+    if "\0" in setup:
+        raise BadInput("payload.setup", setup, "has a NUL character")
 
 
 # --- what exists ---
@@ -191,7 +210,7 @@ async def _facts(service: Service, team: str, requests: Iterable[JobRequest]) ->
 
 def _read_facts(reader: Reader, team: str, after: set[str], pools: bool) -> Facts:
     return Facts(
-        queues=tuple(queue.name for queue in reader.queues() if queue.team == team),
+        queues=tuple(queue.name for queue in reader.queues() if queue.team == team and not queue.deleted),
         pools=tuple(pool for pool in reader.pools() if usable(pool, team)) if pools else (),
         jobs={id: read_by_prefix(reader, team, id) for id in after},
     )
@@ -210,9 +229,9 @@ async def _check_references(service: Service, team: str, requests: Iterable[JobR
             )
     payloads = [request.payload for request in requests]
     snapshots = {one.snapshot for one in payloads if isinstance(one, CommandRequest) and one.snapshot is not None}
-    await refuse_doomed(service, snapshots)
+    await refuse_doomed(service, team, snapshots)
     for snapshot in snapshots:
-        path = f"snapshots/{snapshot}.json"
+        path = snapshot_path(team, snapshot)
         if path not in await service.objects.list(path):
             raise Refusal("not_found", f"payload.snapshot: {snapshot} was not uploaded", field="payload.snapshot")
 

@@ -5,7 +5,8 @@ snapshots name blobs, and both are young for a day after they were last sent. A 
 before anything is deleted a list of it is written under `clean/`, and only then is looked once more who needs what; a
 submit writes its snapshot first and reads the lists afterwards. Whoever comes second sees the other: either the sweep
 leaves the blobs alone, or the submit is told to send them again. No clock decides that, except how long a list holds
-whose writer died. It must not decode a snapshot: what looks like a hash in it counts as named.
+whose writer died. Each team has snapshots and blobs of its own, also where the bytes are equal (ADR 0021). It must not
+decode a snapshot: what looks like a hash in it counts as named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -35,7 +37,7 @@ _HASH: Final = re.compile(rb"[0-9a-f]{64}")
 
 
 class Doomed(msgspec.Struct, frozen=True):
-    """A list under `clean/`: hashes that are about to go, or, with `done`, that went."""
+    """A list under `clean/`: names (`TEAM/HASH`) that are about to go, or, with `done`, that went."""
 
     at: float
     names: tuple[str, ...]
@@ -49,26 +51,46 @@ class Swept(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-def hash_of(path: str) -> str:
+def folder_of(team: str) -> str:
+    """A team's own folder among others. Team names are any text: escaped, so that none of them is a path."""
+    return quote(team, safe="").replace(".", "%2E") + "/"
+
+
+def blob_path(team: str, name: str) -> str:
+    return BLOBS + folder_of(team) + name
+
+
+def snapshot_path(team: str, name: str) -> str:
+    return f"{SNAPSHOTS}{folder_of(team)}{name}.json"
+
+
+def _name_of(path: str) -> str:
+    """Team and hash, as lists name them."""
+    return path.partition("/")[2].removesuffix(".json")
+
+
+def _hash_of(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".json")
 
 
 # --- what submits ask ---
-async def lost_blobs(service: Service, snapshot: str, body: bytes) -> tuple[str, ...]:
+async def lost_blobs(service: Service, team: str, snapshot: str, body: bytes) -> tuple[str, ...]:
     """Which blobs a snapshot that was written just now has lost meanwhile; refused while some are being removed."""
     lists = await _lists(service)
     if not lists:
         return ()
-    wanted = {found.decode() for found in _HASH.findall(body)}
-    _refuse_going(service, lists, {snapshot, *wanted})
+    own = folder_of(team)
+    wanted = {own + found.decode() for found in _HASH.findall(body)}
+    _refuse_going(service, lists, {own + snapshot, *wanted})
     suspects = sorted(wanted & {name for one in lists for name in one.names})
-    return tuple([name for name in suspects if BLOBS + name not in await service.objects.list(BLOBS + name)])
+    lost = [name for name in suspects if BLOBS + name not in await service.objects.list(BLOBS + name)]
+    return tuple(_hash_of(name) for name in lost)
 
 
-async def refuse_doomed(service: Service, snapshots: Collection[str]) -> None:
+async def refuse_doomed(service: Service, team: str, snapshots: Collection[str]) -> None:
     """A job that names a snapshot which is being removed just now must send it again."""
     if snapshots:
-        _refuse_going(service, await _lists(service), snapshots)
+        _refuse_going(service, await _lists(service), [folder_of(team) + snapshot for snapshot in snapshots])
 
 
 def _refuse_going(service: Service, lists: Sequence[Doomed], wanted: Collection[str]) -> None:
@@ -120,15 +142,16 @@ async def sweep_blobs(service: Service, *, dry_run: bool, fresh: bool) -> Swept:
 
 
 class Named:
-    """Every hash that snapshots name, as far as they were read; what was named by one that went still counts."""
+    """Every blob that its team's snapshots name, as far as they were read; one that went meanwhile still counts."""
 
     def __init__(self, service: Service) -> None:
         self._objects = service.objects
         self._read: set[str] = set()
-        self._hashes: set[bytes] = set()
+        self._hashes: dict[str, set[bytes]] = {}  #: by the folder of the team
 
-    def __contains__(self, name: str) -> bool:
-        return bytes.fromhex(name) in self._hashes
+    def __contains__(self, path: str) -> bool:
+        """Whether a snapshot names the blob of this path."""
+        return bytes.fromhex(_hash_of(path)) in self._hashes.get(_folder(path), ())
 
     def forget(self) -> None:
         self._read.clear()
@@ -145,9 +168,14 @@ class Named:
             stored = await self._objects.get(path)
             if stored is not None:
                 size += len(stored.data)
-                self._hashes.update(bytes.fromhex(found.decode()) for found in _HASH.findall(stored.data))
+                hashes = self._hashes.setdefault(_folder(path), set())
+                hashes.update(bytes.fromhex(found.decode()) for found in _HASH.findall(stored.data))
             self._read.add(path)
         return True
+
+
+def _folder(path: str) -> str:
+    return _name_of(path).rpartition("/")[0]
 
 
 async def _unused_snapshots(service: Service) -> tuple[Kept, ...]:
@@ -155,20 +183,20 @@ async def _unused_snapshots(service: Service) -> tuple[Kept, ...]:
     if not old:
         return ()
     used = await _snapshots_in_use(service)
-    return tuple(kept for kept in old if hash_of(kept.path) not in used)
+    return tuple(kept for kept in old if _hash_of(kept.path) not in used)
 
 
 async def _unused_blobs(service: Service, named: Named) -> tuple[Kept, ...]:
-    return tuple(kept for kept in await _old(service, BLOBS) if hash_of(kept.path) not in named)
+    return tuple(kept for kept in await _old(service, BLOBS) if kept.path not in named)
 
 
 async def _old(service: Service, prefix: str) -> list[Kept]:
     """What was not sent for a day. Whatever else lies there is not ours to judge."""
-    before = service.clock.now() - limits.UNUSED_S
+    before = service.clock.now() - service.settings.retention.unused_s
     return [
         kept
         for kept in await service.objects.survey(prefix)
-        if kept.written_at < before and _HASH.fullmatch(hash_of(kept.path).encode())
+        if kept.written_at < before and _HASH.fullmatch(_hash_of(kept.path).encode())
     ]
 
 
@@ -196,7 +224,7 @@ async def _remove(
         return ()
     objects, clock = service.objects, service.clock
     began = clock.steady()
-    doomed = Doomed(clock.now(), tuple(hash_of(kept.path) for kept in going))
+    doomed = Doomed(clock.now(), tuple(_name_of(kept.path) for kept in going))
     path = f"{LISTS}{int(doomed.at * 1000):015d}-{secrets.token_hex(8)}.json"
     await objects.put_new(path, msgspec.json.encode(doomed))
     await clock.sleep(SETTLE_S)

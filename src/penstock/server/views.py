@@ -21,6 +21,7 @@ from penstock.domain.nouns import (
     Exit,
     Job,
     JobSpec,
+    Member,
     Pool,
     Queue,
     Replicas,
@@ -52,17 +53,18 @@ COMMAND_CHARACTERS = 2_000  #: of a command or snippet in a job's view: enough t
 def spec_of(request: JobRequest, *, team: str, queue: str, user: str, on: tuple[str, ...]) -> JobSpec:
     """What a request means, with the server's defaults filled in; `domain.admission` still has to look at it."""
     payload: Snippet | Command
-    environment = ""
+    setup = request.payload.setup
+    environment = hashlib.sha256(setup.encode()).hexdigest()[:16] if setup else ""
     if isinstance(request.payload, CommandRequest):
-        setup = request.payload.setup
         payload = Command(argv=request.payload.argv, snapshot=request.payload.snapshot, setup=setup)
-        environment = hashlib.sha256(setup.encode()).hexdigest()[:16] if setup else ""
     else:
         wanted = request.payload
-        payload = Snippet(code=wanted.code, variables=wanted.variables, isolation=wanted.isolation)
+        payload = Snippet(code=wanted.code, variables=wanted.variables, isolation=wanted.isolation, setup=setup)
     tags, env = request.tags, request.env
+    member = None
     if request.array is not None:
         array, _, index = request.array.rpartition("/")
+        member = Member(array=array, index=int(index), at_most=request.at_most)
         tags = (*tags, f"array:{array}")
         env = {**env, "PENSTOCK_ARRAY_ID": array, "PENSTOCK_ARRAY_INDEX": index}
     failures = limits.FAILURE_BUDGET_DEFAULT if request.max_retries is None else request.max_retries
@@ -94,6 +96,7 @@ def spec_of(request: JobRequest, *, team: str, queue: str, user: str, on: tuple[
         secrets=tuple(Secret(name) for name in request.secrets),
         outputs=request.outputs,
         environment=environment,
+        member=member,
     )
 
 
@@ -220,7 +223,7 @@ def cost_usd(
 
 
 # --- capacity ---
-def slice_view(slice: Slice, job: str | None) -> SliceView:
+def slice_view(slice: Slice, job: Job | None, arriving: str = "") -> SliceView:
     return SliceView(
         id=slice.id,
         team=slice.team,
@@ -233,10 +236,14 @@ def slice_view(slice: Slice, job: str | None) -> SliceView:
         state=slice.state.value,
         spot=slice.spot,
         attempt=slice.attempt,
-        job=job,
+        job=job.id if job is not None else None,
+        user=job.spec.user if job is not None else None,
+        tags=job.tags if job is not None else (),
+        made_at=slice.intended_at,
         ready_at=slice.ready_at,
         idle_since=slice.idle_since,
         why=slice.why,
+        arriving=arriving,
     )
 
 
@@ -254,6 +261,7 @@ def pool_of(name: str, request: PoolRequest, team: str, old: Pool | None) -> Poo
         max=request.max,
         spot=request.spot,
         idle_s=request.idle_s,
+        cloud=request.cloud,
     )
     if old is None or old.deleted:
         return wanted
@@ -272,6 +280,7 @@ def pool_view(pool: Pool, slices: int) -> PoolView:
         spot=pool.spot,
         idle_s=pool.idle_s,
         slices=slices,
+        cloud=pool.cloud,
     )
 
 

@@ -341,6 +341,11 @@ def _backfill_delays_head() -> list[Undo]:
     ]
 
 
+@bug("array-overrun", "jobs of an array come into their queue however many of it are under way", "S12")
+def _array_overrun() -> list[Undo]:
+    return [swap(jobs, "_has_place", lambda *_: True)]
+
+
 @bug("unreachable-is-empty", "a zone that cannot be listed or asked is read as an empty one", "S14", "S5", "S10")
 def _unreachable_is_empty() -> list[Undo]:
     async def fetch(self: Any, provider: str, zone: str) -> Listing:

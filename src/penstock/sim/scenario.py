@@ -14,7 +14,7 @@ import msgspec
 from penstock.domain import catalogue
 from penstock.domain.ledger import Plan as ShardPlan
 from penstock.domain.ledger import Unit
-from penstock.domain.nouns import Command, JobSpec, Pool, Queue, Replicas, Resources, Rule, Task, Team
+from penstock.domain.nouns import Command, JobSpec, Member, Pool, Queue, Replicas, Resources, Rule, Task, Team
 from penstock.sim.processes import Behaviour
 from penstock.sim.workers import Extraction, replica_of
 
@@ -58,6 +58,7 @@ def build(rng: random.Random, fault_s: float) -> Scenario:
     calm = rng.choice([queue for queue in queues if queue.team == "red"])
     for number in range(rng.randint(10, 16)):
         scenario.jobs.append(_calm_job(rng, number, calm, fault_s))
+    scenario.jobs.extend(_array(rng, calm, fault_s))
     scenario.jobs.sort(key=lambda job: job.at_s)
     return scenario
 
@@ -165,6 +166,35 @@ def _calm_job(rng: random.Random, number: int, queue: Queue, fault_s: float) -> 
     )
     at_s = fault_s + rng.uniform(1000.0, 1150.0)  # most of what the faults left has ended by then
     return JobPlan(at_s=at_s, spec=spec, key=f"calm-{number}", nature="well", duration_s=duration_s)
+
+
+def _array(rng: random.Random, queue: Queue, fault_s: float) -> list[JobPlan]:
+    """A family of short jobs of which few may run at once; some fail, some are cancelled, some come late."""
+    at_most = rng.randint(1, 3)
+    begin_s = rng.choice([rng.uniform(0.0, fault_s * 0.5), fault_s + 1000.0])
+    plans = []
+    for index in range(rng.randint(4, 9)):
+        spec = JobSpec(
+            team=queue.team,
+            queue=queue.name,
+            resources=Resources(accelerators=("v5e-8", "v4-8"), chips=8),
+            payload=Command(("python", "train.py")),
+            name=f"sweep[{index}]",
+            priority=rng.choice([0, 0, 10]),
+            timeout_s=900.0,
+            member=Member(array="sweep", index=index, at_most=at_most),
+        )
+        plans.append(
+            JobPlan(
+                at_s=begin_s + rng.choice([0.0, rng.uniform(0.0, 150.0)]),
+                spec=spec,
+                key=f"sweep-{index}",
+                nature=rng.choice(["well", "well", "well", "fails", "polite"]),
+                duration_s=rng.uniform(10.0, 90.0),
+                cancel_after_s=rng.uniform(0.0, 200.0) if rng.random() < 0.2 else None,
+            )
+        )
+    return plans
 
 
 def _extraction(rng: random.Random, number: int, scenario: Scenario, fault_s: float) -> JobPlan:

@@ -119,11 +119,12 @@ def _columns(link: Link, look: _Look) -> None:
     for row in _pages(
         link,
         """select id, team, queue, state, priority, version, idempotency_key, body_hash, waiting, live,
-        created_at, finished_at, spec, payload, rest from jobs where id > $1 order by id limit $2""",
+        created_at, finished_at, place_in, held_by, spec, payload, rest from jobs
+        where id > $1 order by id limit $2""",
     ):
         look.looked_at += 1
-        payload, spec, rest = row[13], row[12], row[14]
-        if rows.JOBS.row(rows.whole_job(payload, spec, rest))[:12] != tuple(row[:12]):
+        spec, payload, rest = row[14:]
+        if rows.JOBS.row(rows.whole_job(payload, spec, rest))[:14] != tuple(row[:14]):
             look.trouble(f"job {row[0]}: its columns and its body disagree")
     for row in _pages(
         link,

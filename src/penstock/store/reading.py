@@ -147,6 +147,23 @@ class RowReader:
             order by dependencies.job"""
         return [row[0] for row in self._rows(sql, (job,))]
 
+    def under_way(self, array: str) -> int:
+        self._settle(rows.JOBS)
+        count: int = self._rows("select count(*) from jobs where place_in = $1", (array,))[0][0]
+        return count
+
+    def first_held(self, array: str) -> Job | None:
+        sql = "select spec, rest from jobs where held_by = $1 order by priority desc, id limit 1"
+        found = self._list(rows.JOBS, sql, (array,))
+        return found[0] if found else None
+
+    def queue_in_use(self, queue: str) -> str | None:
+        self._settle(rows.JOBS)
+        sql = """select id from jobs where queue = $1 and state in ('queued', 'provisioning', 'running')
+            order by id limit 1"""
+        found = self._rows(sql, (queue,))
+        return found[0][0] if found else None
+
     def heads(self, queues: Sequence[str], limit: int) -> dict[str, list[Job]]:
         self._settle(rows.JOBS)
         answer: dict[str, list[Job]] = {queue: [] for queue in queues}

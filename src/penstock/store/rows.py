@@ -93,6 +93,14 @@ def lives(job: Job) -> bool:
     return bool(job.chains) and job.state in lifecycle.LIVE_JOB_STATES
 
 
+def _places(job: Job) -> tuple[str | None, str | None]:
+    """The limited array that the job takes a place of, and the one that it waits for a place of."""
+    if job.spec.throttle is None:
+        return None, None
+    array = job.spec.throttle.array
+    return array if job.under_way else None, array if job.held else None
+
+
 def event(row: Row) -> Event:
     seq, at, kind, entity, id_, version, actor, epoch, fence, body = row
     return Event(
@@ -124,6 +132,7 @@ def _job_row(job: Job) -> Arguments:
         1 if lives(job) else 0,
         job.created_at,
         job.finished_at,
+        *_places(job),
         text(_Spec(*_spec_fields(spec))),
         text(spec.payload),
         rest_text(job),
@@ -138,6 +147,7 @@ def _job_change(job: Job) -> Arguments:
         1 if job.waiting else 0,
         1 if lives(job) else 0,
         job.finished_at,
+        *_places(job),
         rest_text(job),
         job.id,
         job.version - 1,
@@ -264,10 +274,10 @@ JOBS: Final = Table(
     change=_job_change,
     decode=lambda row: light_job(*row),
     insert_sql="""insert into jobs (id, team, queue, state, priority, version, idempotency_key, body_hash,
-        waiting, live, created_at, finished_at, spec, payload, rest)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)""",
+        waiting, live, created_at, finished_at, place_in, held_by, spec, payload, rest)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)""",
     change_sql="""update jobs set state = $1, priority = $2, version = $3, waiting = $4, live = $5,
-        finished_at = $6, rest = $7 where id = $8 and version = $9""",
+        finished_at = $6, place_in = $7, held_by = $8, rest = $9 where id = $10 and version = $11""",
     version_sql="select version, state from jobs where id = $1",
 )
 ATTEMPTS: Final = Table(

@@ -37,6 +37,7 @@ class AgentSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     request: SyncRequest
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
     progress: dict[str, ProgressView] = {}  #: attempt -> what its payload last said
+    address: Annotated[str, Meta(max_length=64, pattern=r"^[0-9A-Fa-f.:]*$")] = ""  #: where other hosts reach this one
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     accelerator: str
     jax_devices: int  #: of this host
-    coordinator: str | None  #: host:port for jax.distributed; None on real TPUs and single hosts
+    coordinator: str | None  #: host:port for jax.distributed, which real TPUs do not need; None for single hosts
+    slices: int = 1  #: of the gang
+    slice_index: int = 0  #: which of them this host belongs to
     environment: str = ""  #: hash of the set-up
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
@@ -96,3 +99,57 @@ class ResultReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  #: why `result` is a repr
     error: ErrorView | None = None
     artifacts: tuple[str, ...] = ()
+
+
+# --- checkpoints, where hosts reach the bucket through the server ---
+class SavedFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a checkpoint directory: its pieces, by SHA-256, follow each other."""
+
+    path: str
+    size: int
+    mode: int
+    mtime_ns: int
+    pieces: tuple[str, ...]
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint directory as one host copied it, whole. Of several the one with the highest `number` counts."""
+
+    number: Annotated[int, Meta(ge=0, lt=1 << 53)]  #: 0: nothing was copied yet
+    files: tuple[SavedFile, ...] = ()
+    folders: tuple[str, ...] = ()  #: empty ones as well
+    writing: bool = (
+        False  #: this host has begun to save; False in the list with which a host of a gang says it is there
+    )
+
+
+class PiecesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which of these pieces are not in the bucket yet?"""
+
+    pieces: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...]
+
+
+class PiecesReply(msgspec.Struct, frozen=True):
+    missing: tuple[str, ...]
+
+
+class Restorable(msgspec.Struct, frozen=True, kw_only=True):
+    """What one host of an earlier attempt had copied."""
+
+    job: str
+    fence: int  #: of compiled code, which is kept by job: the replica
+    rank: int
+    saved: Saved
+
+
+class RestoreReply(msgspec.Struct, frozen=True):
+    """All hosts of the newest earlier attempt that has a whole copy; empty if there is none."""
+
+    found: tuple[Restorable, ...] = ()
+    notes: tuple[str, ...] = ()  #: newer ones that are not whole, and why
+
+
+class FenceWay(msgspec.Struct, frozen=True):
+    """Where this attempt's fence object alone can be read without the server, for a while; None: nowhere."""
+
+    url: str | None = None

@@ -12,16 +12,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.domain.cloud import CloudWish
+
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class SnippetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="snippet"):
+class SnippetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="snippet"):
     """Python source. `variables` (JSON values) are in scope; what it leaves in `result` is the result."""
 
     code: str
     variables: dict[str, object] = {}
     isolation: Literal["fork", "inline"] = "fork"
+    setup: str = ""  #: shell command that makes its environment; once per host and text
 
 
 class CommandRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
@@ -33,7 +36,10 @@ class CommandRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One job to be run. What is left out takes the server's default (team and user: the caller's own)."""
+    """One job to be run. What is left out takes the server's default (team and user: the caller's own).
+
+    `user` is whom the job counts for; only administrators may name another than themselves.
+    """
 
     payload: SnippetRequest | CommandRequest
     on: tuple[str, ...] = ()  #: accelerators, best first; empty: the server's default
@@ -44,6 +50,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     slices: Annotated[int, Meta(ge=1)] = 1
     memory_bytes: int | None = None
     team: str | None = None
+    user: str | None = None
     queue: str | None = None
     name: str = ""
     replicas_min: Annotated[int, Meta(ge=1)] = 1
@@ -61,6 +68,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     outputs: tuple[str, ...] = ()
     idempotency_key: str | None = None
     array: str | None = None  #: set by the client for the members of one array: "<array id>/<index>"
+    at_most: Annotated[int, Meta(ge=1)] | None = None  #: so many members of its array may be under way at once
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,6 +208,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     place: int | None = None
     as_of: float = 0.0
     numbers: dict[str, object] = {}
+    details: tuple[str, ...] = ()  #: one line each: slices that are being made for it, and what went wrong with others
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,9 +265,13 @@ class SliceView(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool = False
     attempt: str | None = None
     job: str | None = None
+    user: str | None = None  #: whose job is on it
+    tags: tuple[str, ...] = ()  #: of that job
+    made_at: float = 0.0  #: when it was asked for
     ready_at: float | None = None
     idle_since: float | None = None
     why: str = ""
+    arriving: str = ""  #: while it is being made: what its hosts are doing
 
 
 class SlicePage(msgspec.Struct, frozen=True):
@@ -274,6 +287,7 @@ class PoolRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max: int = 1
     spot: bool = False
     idle_s: float = 600.0
+    cloud: CloudWish | None = None  #: how a cloud makes its slices; left out: as before
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +301,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool
     idle_s: float
     slices: int = 0
+    cloud: CloudWish | None = None
 
 
 class PoolPage(msgspec.Struct, frozen=True):

@@ -48,10 +48,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     field: str | None = None
     advice: str | None = None
     retry_after_s: float | None = None
+    job: str | None = None  #: the job that an idempotency key already stands for
 
 
 def problem(
-    code: str, detail: str, *, field: str | None = None, advice: str | None = None, retry_after_s: float | None = None
+    code: str,
+    detail: str,
+    *,
+    field: str | None = None,
+    advice: str | None = None,
+    retry_after_s: float | None = None,
+    job: str | None = None,
 ) -> Problem:
     kind = KINDS[code]
     return Problem(
@@ -62,6 +69,7 @@ def problem(
         field=field,
         advice=advice,
         retry_after_s=retry_after_s,
+        job=job,
     )
 
 

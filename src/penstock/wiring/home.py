@@ -56,6 +56,11 @@ class Home:
         return self.path / "server.log"
 
     @property
+    def token(self) -> str:
+        """The owner's token; `prepare` makes it."""
+        return (self.path / "token").read_text("utf-8").strip()
+
+    @property
     def slices(self) -> Path:
         return self.path / "slices"
 

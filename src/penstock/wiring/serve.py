@@ -15,9 +15,9 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 import uvloop
@@ -32,9 +32,11 @@ from penstock.ports.store import Store, StoreError
 from penstock.server.agents import bells
 from penstock.server.app import make
 from penstock.server.auth import Tokens, join_token
+from penstock.server.retention import keep
 from penstock.server.routing import Refusal
 from penstock.server.secret_files import SecretFiles
 from penstock.server.service import Service, Settings
+from penstock.wiring.bridges import FirestoreSettings, beside_server, configured_firestore
 from penstock.wiring.caches import HostCaches
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.home import TEAM, Home, Unusable, locked
@@ -42,10 +44,14 @@ from penstock.wiring.roots import open_objects
 from penstock.wiring.settings import ServerSettings, shown
 from penstock.wiring.stores import is_postgres, open_store
 
+if TYPE_CHECKING:
+    from penstock.wiring.cloud import Cloud
+
 logger = logging.getLogger(__name__)
 
 #: What is ours at a provider carries this label.
 LABEL: Final = "penstock"
+CLOUD: Final = "tpu_vm"
 #: Secrets of team `default` that the server's own environment gives: PENSTOCK_SECRET_WANDB_API_KEY.
 SECRET_PREFIX: Final = "PENSTOCK_SECRET_"
 KEEP_ALIVE_S: Final = 75  #: longer than proxies and pools keep a silent connection, so that they close it first
@@ -57,9 +63,10 @@ def run(settings: ServerSettings, ready: Callable[[str], None] | None = None) ->
     """Serve until told to stop. `ready` is called with the address once requests are answered."""
     os.umask(0o077)  # the store holds people's code
     home = Home(settings.home)
+    firestore = configured_firestore(os.environ, settings.home)
     key = home.prepare()
     with home.held(), _sole_writer(settings.store), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, home, key, ready))
+        runner.run(_serve(settings, home, key, ready, firestore))
 
 
 @contextlib.contextmanager
@@ -101,7 +108,13 @@ class _Http(uvicorn.Server):
         yield
 
 
-async def _serve(settings: ServerSettings, home: Home, key: bytes, ready: Callable[[str], None] | None) -> None:
+async def _serve(
+    settings: ServerSettings,
+    home: Home,
+    key: bytes,
+    ready: Callable[[str], None] | None,
+    firestore: FirestoreSettings | None,
+) -> None:
     listener = _listen(settings, home)
     url = _url(settings.host, listener.getsockname()[1])
     clock = SystemClock()
@@ -109,7 +122,7 @@ async def _serve(settings: ServerSettings, home: Home, key: bytes, ready: Callab
         stack.callback(listener.close)
         store = open_store(settings.store, clock)
         stack.push_async_callback(store.close)
-        service, local = _build(settings, home, key, store, clock, url)
+        service, local, cloud = _build(settings, home, key, store, clock, url)
         http = _Http(
             uvicorn.Config(
                 make(service),
@@ -126,13 +139,16 @@ async def _serve(settings: ServerSettings, home: Home, key: bytes, ready: Callab
             )
         )
         _stop_on_signals(service, http)
-        work = await stack.enter_async_context(_background(service, local, http))
+        work = await stack.enter_async_context(_background(service, local, cloud, http))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         stack.push_async_callback(_finish, serving, http)
         await _until_it_answers(http, serving)
         said = home.announce(url, __version__)
         stack.callback(home.withdraw, said)
         logger.info("penstock %s serves %s, store %s, root %s", __version__, url, shown(settings.store), settings.root)
+        if firestore is not None:
+            bridge = asyncio.create_task(beside_server(firestore, url, home.token))
+            stack.callback(bridge.cancel)
         if ready is not None:
             ready(url)
         await asyncio.wait((serving, *work), return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +158,7 @@ async def _serve(settings: ServerSettings, home: Home, key: bytes, ready: Callab
 
 def _build(
     settings: ServerSettings, home: Home, key: bytes, store: Store, clock: SystemClock, url: str
-) -> tuple[Service, LocalCapacity | None]:
+) -> tuple[Service, LocalCapacity | None, Cloud | None]:
     objects, root = open_objects(settings.root)
     ids = IdMaker(lambda: secrets.randbits(30))
     capacities: dict[str, Capacity] = {}
@@ -155,10 +171,24 @@ def _build(
             server=lambda: url,
             join_token=lambda slice: join_token(key, slice),
             changed=lambda: controller.look("local", ZONE),
-            environment={**os.environ, "PENSTOCK_HOME": str(home.path)},
+            environment={**_without_credentials(os.environ), "PENSTOCK_HOME": str(home.path)},
             hosts_max=settings.local_hosts,
         )
         capacities[local.name] = local
+    cloud = None
+    if settings.cloud is not None:
+        from penstock.wiring.cloud import Cloud  # few servers have one, and it brings an HTTP client along
+
+        cloud = Cloud(
+            settings.cloud,
+            label=LABEL,
+            key=key,
+            clock=clock,
+            directory=home.path / "bundles",
+            url=url,
+            changed=lambda zone: controller.look(CLOUD, zone),
+        )
+        capacities[CLOUD] = cloud.capacity
     controller = Controller(
         store=store,
         capacities=capacities,
@@ -186,11 +216,20 @@ def _build(
             local_pools=settings.embedded,
             local_slices=settings.local_slices,
             providers=tuple(capacities),
+            cloud_zones=settings.cloud.zones if settings.cloud is not None else (),
+            retention=settings.retention,
         ),
         preempt=_preempting(local) if local is not None else None,
         caches=HostCaches(home.path / "cache", local) if local is not None else None,
+        bundle=cloud.file if cloud is not None else None,
     )
-    return service, local
+    return service, local, cloud
+
+
+def _without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """What agents on this machine get: neither the bucket's keys nor the database's, which they have no use for."""
+    own = (SECRET_PREFIX, "AWS_ACCESS_KEY", "AWS_SECRET_", "AWS_SESSION_TOKEN", "PGPASS", "PENSTOCK_STORE")
+    return {name: value for name, value in environment.items() if not name.startswith(own)}
 
 
 def _given_secrets() -> dict[tuple[str, str], str]:
@@ -213,14 +252,18 @@ def _preempting(local: LocalCapacity) -> Callable[[str, float], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def _background(
-    service: Service, local: LocalCapacity | None, http: _Http
+    service: Service, local: LocalCapacity | None, cloud: Cloud | None, http: _Http
 ) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
     """What runs beside requests. If any of it ends, the process must: half a server is worse than none."""
     with contextlib.suppress(StoreError):  # the first caller shall find its queue; if the store is away, it is tried on
         await service.welcome_teams()
     coroutines = {"controller": service.controller.run(), "teams": _welcome_teams(service)}
+    if service.settings.retention.by_itself:
+        coroutines["retention"] = keep(service)
     if local is not None:
         coroutines["local capacity"] = local.run()
+    if cloud is not None:
+        coroutines["cloud capacity"] = cloud.run()
     tasks = [asyncio.create_task(work, name=name) for name, work in coroutines.items()]
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -314,3 +357,5 @@ def log_to_stderr(level: str) -> None:
     )
     # Uvicorn tells of each start and stop; we say that ourselves.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # One line for every request to a cloud would bury the rest.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)

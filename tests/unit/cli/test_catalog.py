@@ -1,14 +1,11 @@
 """`tpu catalog`: what is printed, what is JSON, and how a bad name is refused."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli import catalog as catalog_module
 from penstock.cli.catalog import catalog
 from penstock.domain import catalogue
 from penstock.domain.catalogue import Accelerator
@@ -100,22 +97,3 @@ def test_a_bad_name_exits_2_with_one_line(bad: tuple[str, ...]) -> None:
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert "nearest valid names: " in result.stderr
-
-
-def test_a_terminal_gets_the_same_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    catalog_module._echo_rich_table(("NAME", "CHIPS"), [("v5e-8", "8"), ("v5e-256", "256")])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["NAME", "CHIPS"],
-        ["v5e-8", "8"],
-        ["v5e-256", "256"],
-    ]
-
-
-def test_importing_and_asking_loads_no_rich() -> None:
-    code = (
-        "import sys; from penstock.cli.catalog import catalog; "
-        "catalog(['v5e-8'], standalone_mode=False); assert 'rich' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr

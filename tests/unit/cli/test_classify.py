@@ -45,7 +45,7 @@ def test_signals_without_a_name_are_taken() -> None:
     ("arguments", "cause"),
     [
         (["--exit-code", "0"], "succeeded"),
-        (["--exit-code", "-9"], "oom"),
+        (["--exit-code", "-9"], "infra"),
         (["--exit-code", "1", "--oom"], "oom"),
         (["--exit-code", "143"], "infra"),
         (["--exit-code", "143", "--notice"], "preempted"),

@@ -57,7 +57,7 @@ def test_hosts_of_a_gang_are_marked(server: StandIn, capsys: pytest.CaptureFixtu
     server.jobs["j1"] = job("j1", "succeeded", attempts=(attempt(hosts=2),))
     server.logs = [chunk("a\nb"), chunk("c\n", offset=3), chunk("x"), raw(b"y\nz", rank=1), chunk("d\n", offset=5)]
     assert run(["logs", "j1"]) == 0
-    assert capsys.readouterr().out == "[0] a\n[0] bc\n[1] y\n[1] z\n[0] d\n"
+    assert capsys.readouterr().out == "[host 0] a\n[host 0] bc\n[host 1] y\n[host 1] z\n[host 0] d\n"
     assert run(["logs", "j1", "--host", "1"]) == 0
     assert capsys.readouterr().out == "y\nz"
 

@@ -63,7 +63,7 @@ def test_what_is_not_printable_is_shown_as_an_escape() -> None:
 
 
 def test_a_list_loads_only_what_it_needs(server: StandIn) -> None:
-    """What makes `tpu ps` slow to start stays out: the async client, rich, the catalogue, freezing, any server part."""
+    """What makes `tpu ps` slow to start stays out: the async client, the catalogue, freezing, any server part."""
     server.jobs["j1"] = job("j1")
     code = (
         "import sys; from penstock.cli.main import run; code = run(['ps']);"
@@ -72,7 +72,7 @@ def test_a_list_loads_only_what_it_needs(server: StandIn) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "penstock.client.transport" in loaded
-    heavy = {"asyncio", "httpx2", "rich", "numpy", "pathspec", "penstock.domain.catalogue", "penstock.objects"}
+    heavy = {"asyncio", "httpx2", "numpy", "pathspec", "penstock.domain.catalogue", "penstock.objects"}
     assert not loaded & heavy
     assert not any(name.startswith(("penstock.server", "penstock.wiring", "penstock.agent")) for name in loaded)
 

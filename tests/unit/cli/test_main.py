@@ -50,7 +50,7 @@ def test_help_imports_no_command_and_no_other_part() -> None:
     done = python(
         "import sys\nfrom penstock.cli.main import run\nrun(['--help'])\n"
         "print('LOADED', sorted(m for m in sys.modules if m.split('.')[0] in"
-        " ('penstock', 'rich', 'msgspec', 'apsw', 'psycopg')))"
+        " ('penstock', 'msgspec', 'apsw', 'psycopg')))"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED ['penstock', 'penstock.cli', 'penstock.cli.main']"

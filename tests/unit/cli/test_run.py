@@ -168,13 +168,25 @@ def test_an_array_is_one_job_per_index(server: StandIn, project: Path, capsys: p
     assert "3 of 3 succeeded" in capsys.readouterr().err
 
 
-def test_an_array_with_a_bound_is_fed(server: StandIn, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_with_a_bound_goes_out_whole_and_the_server_holds_it(
+    server: StandIn, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.ending = outcome(state="failed", cause="user_error", exit_code=9)
     assert run(["run", "--json", "--array", "0-4%2", "train.py"]) == 9
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted(each["index"] for each in told) == [0, 1, 2, 3, 4]
+    assert [each["index"] for each in told] == [0, 1, 2, 3, 4]
+    assert run(["run", "--array", "0-4%2", "--detach", "train.py"]) == 0
+    assert len(capsys.readouterr().out.split()) == 5
     batches = [path for method, path in server.asked if (method, path) == ("POST", "/v1/jobs/batch")]
-    assert len(batches) == 3  # two, two and one: never more than two in flight
+    assert len(batches) == 2
+    assert [request.at_most for request in server.submitted] == [2] * 10
+    assert len({str(request.array).partition("/")[0] for request in server.submitted}) == 2
+
+
+def test_an_array_sent_again_under_its_key_is_the_same_request(server: StandIn, project: Path) -> None:
+    for _ in range(2):
+        assert run(["run", "--detach", "--idempotency-key", "night 7", "--array", "0-2%1", "train.py"]) == 0
+    assert server.submitted[:3] == server.submitted[3:]
 
 
 def test_a_dry_run_sends_nothing(server: StandIn, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +213,7 @@ def test_a_dry_run_sends_nothing(server: StandIn, project: Path, capsys: pytest.
         (["--dir", "nowhere", "train.py"], "--dir: 'nowhere' is no directory"),
         (["--dir", "7", "train.py"], "directory 7 is not set; go there and run: tpu dir set 7"),
         (["--array", "5-1", "train.py"], "5-1 is empty"),
-        (["--array", "0-9%2", "--detach", "train.py"], "this command feeds the array"),
+        (["--array", "0-9%0", "train.py"], "after % comes how many may run at once, 1 or more"),
         (["--replicas", "8-1", "train.py"], "replicas are at least 1"),
         (["--memory", "lots", "train.py"], "'lots' is not a size; write it as 512M, 16G or 16GiB"),
         (["--timeout", "soon", "train.py"], "'soon' is not a time"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.controller import jobs
 from penstock.controller.jobs import KeyReused, NotFound
 from penstock.controller.verbs import Outdated
 from penstock.domain import limits
-from penstock.domain.admission import BadInput
+from penstock.domain.admission import BadInput, body_hash
 from penstock.domain.lifecycle import Cause, JobState
-from penstock.domain.nouns import Queue, Rule, Snippet, Team
+from penstock.domain.nouns import JobSpec, Member, Queue, Resources, Rule, Snippet, Team
 from tests.unit.controller.stage import Stage
 
 
@@ -171,6 +173,96 @@ def test_what_waits_for_a_failed_job_is_cancelled_all_the_way_down(stage: Stage)
     assert stage.kinds(third) == ["job.created", "job.cancelled"]
 
 
+# --- arrays ---
+def member(stage: Stage, index: int, at_most: int | None = 2, **changes: Any) -> str:
+    return stage.submit(member=Member(array="sweep", index=index, at_most=at_most), **changes)
+
+
+def held(stage: Stage, *ids: str) -> list[bool]:
+    assert all(stage.job(id).waiting != stage.job(id).held for id in ids if stage.job(id).state is JobState.QUEUED)
+    return [stage.job(id).held for id in ids]
+
+
+def test_an_array_lets_in_as_many_as_may_run_at_once_in_one_batch_or_many(stage: Stage) -> None:
+    spec = stage.spec(member=Member(array="sweep", index=0, at_most=3))
+    ids = [one.id for one in stage.wait(stage.commands.submit_many([(spec, None)] * 2))]
+    ids += [one.id for one in stage.wait(stage.commands.submit_many([(spec, None)] * 3))]
+    assert held(stage, *ids) == [False, False, False, True, True]
+    assert held(stage, member(stage, 5, None), stage.submit()) == [False, False]
+    assert [event.body.get("waiting") for event in stage.events(ids[4])] == [None]
+    assert (stage.events(ids[4])[0].body["array"], stage.events(ids[4])[0].body["at_most"]) == ("lab/sweep", 3)
+
+
+def test_an_end_of_any_kind_lets_the_next_in(stage: Stage) -> None:
+    first, second, third, urgent, fifth, sixth = (
+        member(stage, index, priority=9 if index == 3 else 0) for index in range(6)
+    )
+    slice = stage.ready("small")
+    stage.end(slice, stage.start(first, slice))
+    assert held(stage, second, third, urgent, fifth, sixth) == [False, True, False, True, True], "the urgent one first"
+    attempt = stage.start(second, slice)
+    assert held(stage, third) == [True], "one that runs keeps its place"
+    stage.close(attempt, Cause.USER_ERROR)
+    assert held(stage, third, fifth, sixth) == [False, True, True]
+    stage.wait(stage.commands.cancel(fifth))
+    assert held(stage, sixth) == [True], "one that was held leaves no place"
+    stage.wait(stage.commands.cancel(third))
+    assert held(stage, urgent, sixth) == [False, False]
+    assert stage.kinds(sixth) == ["job.created", "job.released"]
+    stage.check_projection()
+
+
+def test_a_preempted_member_keeps_its_place(stage: Stage) -> None:
+    first, second = member(stage, 0, 1), member(stage, 1, 1)
+    slice = stage.ready("small")
+    stage.close(stage.start(first, slice), Cause.PREEMPTED)
+    assert stage.job(first).state is JobState.QUEUED
+    assert held(stage, second) == [True]
+
+
+def test_who_waits_for_another_job_takes_no_place_until_that_has_ended(stage: Stage) -> None:
+    """Else a member could wait for one that waits for its place."""
+    last = member(stage, 1, 1)
+    first, third = member(stage, 0, 1, after=(last,)), member(stage, 2, 1)
+    assert (stage.job(first).blocked, stage.job(first).held) == (1, False)
+    assert held(stage, third) == [True]
+    slice = stage.ready("small")
+    stage.end(slice, stage.start(last, slice))
+    assert (stage.job(first).blocked, stage.job(first).held, stage.job(third).held) == (0, True, False)
+    assert stage.events(first, "job.unblocked")[0].body["held"] is True
+    stage.end(slice, stage.start(third, slice))
+    assert held(stage, first) == [False]
+    stage.check_projection()
+
+
+def test_a_held_job_cannot_be_placed(stage: Stage) -> None:
+    member(stage, 0, 1)
+    second = member(stage, 1, 1)
+    with pytest.raises(Outdated):
+        stage.place(second, stage.ready("small"))
+
+
+def test_a_whole_array_can_be_cancelled_at_once(stage: Stage) -> None:
+    ids = [member(stage, index) for index in range(20)]
+    stage.wait(stage.commands.cancel(*ids))
+    assert {stage.job(id).state for id in ids} == {JobState.CANCELLED}
+    assert not any(stage.job(id).held for id in ids)
+    assert stage.look(lambda reader: reader.under_way("lab/sweep")) == 0
+
+
+@pytest.mark.parametrize("at_most", [0, -1, limits.ARRAY_MEMBERS_MAX + 1])
+def test_a_limit_that_means_nothing_is_refused(stage: Stage, at_most: int) -> None:
+    with pytest.raises(BadInput, match="at_most"):
+        member(stage, 0, at_most)
+
+
+def test_a_key_of_before_there_were_arrays_still_finds_its_job(stage: Stage) -> None:
+    """The hash of a spec without a member is the one that 0.2.0 made."""
+    spec = JobSpec(team="lab", queue="main", resources=Resources(accelerators=("v5e-8",), chips=8))
+    assert body_hash(spec) == "1bb1f40748eb41290efe1bb990815f30d8dab7e967f4fc0288b5f57a546d14c5"
+
+
+# --- chains ---
 def test_a_chain_longer_than_the_stack_is_deep_can_be_cancelled(stage: Stage) -> None:
     first = last = stage.submit()
     for _ in range(1500):

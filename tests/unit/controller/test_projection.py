@@ -16,7 +16,7 @@ from penstock.domain import limits
 from penstock.domain.admission import BadInput
 from penstock.domain.custody import Phase
 from penstock.domain.lifecycle import Cause
-from penstock.domain.nouns import Exit, Queue, Replicas, Rule, Team
+from penstock.domain.nouns import Exit, Member, Queue, Replicas, Rule, Team
 from penstock.domain.policies import PRESETS
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY
 from penstock.ports.store import QuotaFull
@@ -183,6 +183,8 @@ class Walk:
                 lambda reader: reader.jobs_page(team=None, states=("queued", "running"), after=None, limit=9)
             )
             changes["after"] = (live.id,)
+        if dice.random() < 0.3:
+            changes["member"] = Member(array=dice.choice("ab"), index=0, at_most=dice.randint(1, 3))
         rule = Rule(
             preset=dice.choice(sorted(PRESETS)), failure_budget=dice.randint(0, 2), infra_budget=dice.randint(0, 3)
         )
@@ -309,12 +311,13 @@ def test_after_any_walk_the_projection_equals_a_rebuild(narrow: None, stage: Sta
 def test_the_walks_go_somewhere(stage: Stage) -> None:
     """The walks above prove nothing if they are all refused at the door."""
     stage.wait(stage.commands.put_queue(Queue(name="second", team="lab")))
-    walk = Walk(stage, 1)
-    for _ in range(2000):
-        walk.step()
+    for seed in (1, 2):
+        walk = Walk(stage, seed)
+        for _ in range(2000):
+            walk.step()
     kinds = {event.kind for event in stage.events()}
     assert kinds >= {
         "job.succeeded", "job.failed", "job.cancelled", "job.requeued", "job.replica_closed", "job.unblocked",
-        "job.fence_raised", "job.progressed", "attempt.started", "attempt.closed", "slice.bound", "slice.swept",
-        "slice.preempted", "slice.gone", "zone.learned", "pool.deleted", "control.edited",
+        "job.released", "job.fence_raised", "job.progressed", "attempt.started", "attempt.closed", "slice.bound",
+        "slice.swept", "slice.preempted", "slice.gone", "zone.learned", "pool.deleted", "control.edited",
     }  # fmt: skip

@@ -121,3 +121,28 @@ def test_maintenance_is_one_event_per_change(stage: Stage) -> None:
     for on in (True, True, False, False):
         stage.wait(stage.commands.set_maintenance(on))
     assert [event.body["maintenance"] for event in stage.events(kind="control.edited")] == [True, False]
+
+
+# --- queues that go ---
+def test_a_queue_goes_when_no_job_of_it_is_left_and_can_come_back(stage: Stage) -> None:
+    put_queue(stage, quota_chips=8)
+    put_queue(stage, "spare", quota_chips=24)
+    assert limit(stage, "cohort", "lab") == 32
+    job = stage.submit(queue="spare")
+    with pytest.raises(BadInput) as caught:
+        stage.wait(stage.commands.delete_queue("spare"))
+    rule = f"is in use by {job}, which has not ended; wait for its jobs, or cancel them"
+    assert str(caught.value) == f"queue: 'spare' {rule}"
+    stage.wait(stage.commands.cancel(job))
+    assert stage.wait(stage.commands.delete_queue("spare")).deleted
+    assert limit(stage, "cohort", "lab") == 8, "its quota went with it"
+    for command in (stage.commands.delete_queue("spare"), stage.commands.delete_queue("never")):
+        with pytest.raises(NotFound):
+            stage.wait(command)
+    with pytest.raises(NotFound):
+        stage.submit(queue="spare")
+    assert stage.events("spare")[-1].kind == "queue.deleted"
+    stage.check_projection()
+    assert not put_queue(stage, "spare", quota_chips=2).deleted
+    assert limit(stage, "cohort", "lab") == 10
+    assert stage.job(stage.submit(queue="spare")).waiting

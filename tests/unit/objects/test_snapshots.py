@@ -193,6 +193,21 @@ def test_sockets_and_pipes_are_named(tmp_path: Path) -> None:
     assert "a named pipe" in refused(tmp_path)
 
 
+def test_our_own_state_stays_out_and_is_told(tmp_path: Path) -> None:
+    trees.write(tmp_path, {"train.py": b"1", "deep/state/penstock.db": b"x", "deep/other.py": b"2"})
+    home = tmp_path / "deep" / "state"
+    os.mkfifo(home / "keeper.sock")
+    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link.symlink_to(tmp_path)
+    for place, own in ((tmp_path, home), (link, home), (tmp_path, link / "deep" / "state")):
+        frozen = freeze(place, without=own)
+        assert [entry.path for entry in frozen.manifest.entries] == ["deep/other.py", "train.py"]
+        assert frozen.notes == ("deep/state: left out, the state directory of Penstock itself",)
+        assert measure(place, own) == (2, 2)
+    with pytest.raises(BadSnapshot, match="is the state directory of Penstock itself; go to your project first"):
+        freeze(home, without=home)
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees.write(tmp_path, {"secret.bin": LARGE})
     real = os.open

@@ -15,7 +15,7 @@ from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.custody import Phase
 from penstock.domain.lifecycle import Cause, JobState
-from penstock.domain.nouns import Command, Secret, Snippet
+from penstock.domain.nouns import Command, Exit, Secret, Snippet
 from penstock.server import agents
 from penstock.server.auth import join_token
 from penstock.server.routing import Refusal
@@ -302,6 +302,27 @@ def test_the_same_order_is_not_repeated_at_once_but_is_repeated(tmp_path: Path) 
         assert (await host.sync(host.held(attempt))).stop == (attempt.id,), "without a wait it is said at once"
         forget = await host.exit(attempt, code=1)
         assert forget.forget == (attempt.id,)
+
+    run(story, tmp_path)
+
+
+def test_the_report_of_an_end_brings_the_next_order_when_there_is_one_and_is_answered_soon_when_there_is_none(
+    tmp_path: Path,
+) -> None:
+    async def story(made: Plant) -> None:
+        host = await made.ready()
+        first, second = await made.submit(), await made.submit()
+        attempt = await host.launched()
+        ended = host.held(attempt, Phase.EXITED, exit=Exit(host=0, code=0))
+        told = await host.sync(ended, wait_s=5.0)
+        assert told.forget == (attempt.id,)
+        assert told.launch is not None
+        assert {attempt.job, told.launch.job} == {first, second}
+        last = await made.attempt(told.launch.attempt)
+        began = made.clock.steady()
+        told = await host.sync(host.held(last, Phase.EXITED, exit=Exit(host=0, code=0)), wait_s=5.0)
+        assert (told.forget, told.launch) == ((last.id,), None)
+        assert made.clock.steady() - began < 4.0
 
     run(story, tmp_path)
 

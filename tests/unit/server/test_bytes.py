@@ -55,8 +55,51 @@ def test_blobs_and_snapshots_are_what_their_names_say(tmp_path: Path) -> None:
                 assert (await get(service, made.call(USER, params=params))).body == data
             wrong = made.call(USER, params={"sha256": name_of(b"other")}, body=b"content")
             assert await code_of(put(service, wrong)) == "conflict"
-        assert f"blobs/{name_of(b'other')}" not in made.objects.paths()
-        assert f"snapshots/{name_of(b'content')}.json" in made.objects.paths()
+        assert f"blobs/lab/{name_of(b'other')}" not in made.objects.paths()
+        assert f"snapshots/lab/{name_of(b'content')}.json" in made.objects.paths()
+
+    run(story, tmp_path)
+
+
+STRANGER = Principal(name="stan", team="../lab", role=Role.ADMIN)
+OPERATOR = Principal(name="olga", team="ops", role=Role.OPERATOR)
+
+
+def test_a_hash_tells_a_team_nothing_of_what_another_has(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        service, name = made.service, name_of(b"content")
+        params, asked = {"sha256": name}, MissingRequest((name,))
+        for put in (moving.put_blob, moving.put_snapshot):
+            await put(service, made.call(USER, params=params, body=b"content"))
+        for stranger in (STRANGER, OPERATOR):
+            assert (await moving.missing_blobs(service, made.call(stranger, body=asked))).missing == (name,)
+            for get in (moving.get_blob, moving.get_snapshot):
+                with pytest.raises(NotFound):
+                    await get(service, made.call(stranger, params=params))
+        # Sending it shows nothing either: the answer is that of a first sending.
+        await moving.put_blob(service, made.call(STRANGER, params=params, body=b"content"))
+        assert {f"blobs/lab/{name}", f"blobs/%2E%2E%2Flab/{name}"} <= set(made.objects.paths())
+        named = made.call(STRANGER, params=params, query={"team": "lab"})
+        assert await code_of(moving.get_blob(service, named)) == "forbidden"
+        told = made.call(OPERATOR, params=params, query={"team": "lab"})
+        assert (await moving.get_blob(service, told)).body == b"content"
+
+    run(story, tmp_path)
+
+
+def test_a_host_gets_what_its_slices_team_has_sent(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        own, theirs = {"sha256": name_of(b"own")}, {"sha256": name_of(b"theirs")}
+        await moving.put_blob(made.service, made.call(USER, params=own, body=b"own"))
+        await moving.put_blob(made.service, made.call(STRANGER, params=theirs, body=b"theirs"))
+        _, host, _ = await made.running()
+        assert (await moving.get_blob(made.service, host.call(sha256=own["sha256"]))).body == b"own"
+        with pytest.raises(NotFound):
+            await moving.get_blob(made.service, host.call(sha256=theirs["sha256"]))
+        with pytest.raises(NotFound):
+            await moving.get_blob(made.service, host.call(query={"team": "../lab"}, sha256=theirs["sha256"]))
+        made.service.controller.snapshot.slices.clear()  # a server that has just started
+        assert (await moving.get_blob(made.service, host.call(sha256=own["sha256"]))).body == b"own"
 
     run(story, tmp_path)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import JobState
+from penstock.domain.retention import Retention
 from penstock.ports.objects import ObjectsError
 from penstock.ports.store import Transaction
-from penstock.server import cleaning, jobs
+from penstock.server import cleaning, jobs, retention
 from penstock.server.routing import Refusal
 from penstock.wire.api import AgainRequest, CleanedView
 from tests.contract.store.examples import an_attempt, close, fail, place
@@ -242,5 +245,87 @@ def test_caches_are_asked_after_the_blobs(play: Play) -> None:
         reply = await yard.clean(dry_run=True)
         assert asked == [(DAY_S, True)]
         assert (sizes(reply), reply.notes) == ({"environments": (2, 700)}, ("one stays",))
+
+    play(story)
+
+
+# --- the policy ---
+def kinds(left: set[str]) -> set[str]:
+    return {path.partition("/")[0] for path in left}
+
+
+def obey(yard: Yard, **policy: float) -> None:
+    yard.service.settings = dataclasses.replace(yard.service.settings, retention=Retention(**policy))
+
+
+def test_each_kind_has_its_own_time_and_the_row_goes_last(play: Play) -> None:
+    async def story(yard: Yard) -> None:
+        obey(yard, logs_s=2 * DAY_S, results_s=math.inf, checkpoints_s=5 * DAY_S)
+        sixty, six, three, one = [await yard.ended(days) for days in (60, 6, 3, 1)]  # ids never go back
+        live = await yard.submit()
+        await yard.leave(live)
+        whole = await yard.left(live)
+        assert sizes(await yard.clean(dry_run=True)) == {
+            "logs": (3, 33), "checkpoints": (4, 84), "compiled code": (2, 58)
+        }  # fmt: skip
+        await retention.one_pass(yard.service, None)
+        assert (await yard.left(one), await yard.left(live)) == (whole, whole)
+        assert kinds(await yard.left(three)) == kinds(whole) - {"log"}
+        for id in (six, sixty):
+            assert kinds(await yard.left(id)) & {"results", "staging"} == {"results", "staging"}
+            assert not kinds(await yard.left(id)) & {"log", "jax-cache"}
+            assert await yard.row(id) is not None, "its results stay, so it stays"
+        obey(yard)
+        await retention.one_pass(yard.service, None)
+        assert (await yard.row(sixty), await yard.left(sixty)) == (None, set())
+        assert await yard.left(live) == whole
+
+    play(story)
+
+
+def test_for_ever_is_for_ever(play: Play) -> None:
+    async def story(yard: Yard) -> None:
+        obey(yard, logs_s=math.inf, results_s=math.inf, checkpoints_s=math.inf, jobs_s=math.inf)
+        old = await yard.ended(4000)
+        before = await yard.left(old)
+        assert await retention.one_pass(yard.service, None) is None
+        assert (await yard.clean()).removed == ()
+        assert await yard.left(old) == before
+        assert sizes(await yard.clean(older_than_s=7 * DAY_S)) == ALL, "unless somebody says otherwise"
+        assert await yard.row(old) is not None
+
+    play(story)
+
+
+def test_a_pass_is_bounded_and_the_next_goes_on(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLEAN_JOBS", 1)
+    monkeypatch.setattr(limits, "RETENTION_PARTS", 4)
+
+    async def story(yard: Yard) -> None:
+        jobs = [await yard.ended(31) for _ in range(3)]
+        cursor = await retention.one_pass(yard.service, None)  # snapshots, blobs, caches, one job
+        assert cursor is not None
+        assert sum([await yard.row(id) is None for id in jobs]) == 1
+        while cursor is not None:
+            cursor = await retention.one_pass(yard.service, cursor)
+        assert all([await yard.row(id) is None for id in jobs])
+
+    play(story)
+
+
+def test_trouble_ends_a_pass_and_not_the_server(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(yard: Yard) -> None:
+        id = await yard.ended(31)
+
+        async def broken(prefix: str) -> Any:
+            raise ObjectsError("the bucket is away")
+
+        right = yard.objects.survey
+        yard.objects.survey = broken  # type: ignore[method-assign]
+        assert await retention.one_pass(yard.service, None) is None
+        assert "this pass ends early: the bucket is away" in caplog.text
+        yard.objects.survey = right  # type: ignore[method-assign]
+        await retention.one_pass(yard.service, None)
+        assert await yard.row(id) is None
 
     play(story)

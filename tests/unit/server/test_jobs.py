@@ -141,7 +141,7 @@ def test_awkward_names_are_only_text(house: House) -> None:
 
 
 def test_a_snapshot_that_is_there_is_taken(house: House) -> None:
-    house.wait(house.objects.put("snapshots/" + "a" * 64 + ".json", b"{}"))
+    house.wait(house.objects.put("snapshots/lab/" + "a" * 64 + ".json", b"{}"))
     id = house.submit(payload={"type": "command", "argv": ["x"], "snapshot": "a" * 64})
     assert house.get(f"/v1/jobs/{id}")["snapshot"] == "a" * 64
 

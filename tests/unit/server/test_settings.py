@@ -16,7 +16,7 @@ def test_a_pool_is_made_changed_and_deleted(house: House) -> None:
     made = house.call("PUT", "/v1/pools/p", "admin", json=POOL).json
     assert made == {
         "name": "p", "team": "lab", "provider": "local", "accelerator": "v5e-8", "zones": ["local"], "min": 0,
-        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0,
+        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0, "cloud": None,
     }  # fmt: skip
     assert house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "max": 3}).json["max"] == 3
     assert house.get("/v1/pools/p")["max"] == 3

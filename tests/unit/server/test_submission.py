@@ -69,3 +69,18 @@ def test_the_queue_of_a_job_that_names_none(house: House) -> None:
     assert (said["field"], said["detail"]) == ("queue", "queue: team 'ops' has no queue")
     id = house.submit("operator", team="lab")
     assert house.get(f"/v1/jobs/{id}", "operator")["team"] == "lab"
+
+
+def test_an_administrator_may_submit_for_somebody_and_nobody_else_may(house: House) -> None:
+    for caller, user in (("admin", "zoe@example.com"), ("submitter", "sam")):
+        job = house.call("POST", "/v1/jobs", caller, json={**JOB, "user": user}).json["id"]
+        assert house.get(f"/v1/jobs/{job}")["user"] == user
+    refused = house.refused(403, "POST", "/v1/jobs", json={**JOB, "user": "sue"})
+    assert (refused["code"], refused["field"]) == ("forbidden", "user")
+    bad = house.refused(400, "POST", "/v1/jobs", "admin", json={**JOB, "user": "a\nb"})
+    assert bad["field"] == "user"
+
+
+def test_a_key_that_is_used_already_names_its_job(house: House) -> None:
+    job = house.submit(idempotency_key="k")
+    assert house.refused(409, "POST", "/v1/jobs", json={**JOB, "note": "x", "idempotency_key": "k"})["job"] == job

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from penstock.domain import limits
+from penstock.domain.nouns import Principal, Role
 from penstock.ports.objects import ObjectsError
 from penstock.server import bytes as moving
 from penstock.server import submission
@@ -26,10 +29,10 @@ def test_snapshots_go_with_their_blobs_when_no_job_names_them(play: Play) -> Non
         removed = await yard.clean()
         assert removed.removed == counted.removed
         assert sizes(removed) == {"snapshots": (1, 129), "blobs": (2, 13)}
-        assert await yard.objects.list("snapshots/") == (f"snapshots/{used}.json",)
+        assert await yard.objects.list("snapshots/") == (f"snapshots/lab/{used}.json",)
         assert unused != used
         assert await yard.has(both, lonely, stray, fresh) == [True, False, False, True]
-        asked = yard.call(MissingRequest((both, lonely)))
+        asked = yard.call(MissingRequest((both, lonely)), ADMIN)
         assert (await moving.missing_blobs(yard.service, asked)).missing == (lonely,)
 
     play(story)
@@ -80,7 +83,7 @@ def test_a_snapshot_that_is_sent_again_is_young_again(play: Play) -> None:
     async def story(yard: Yard) -> None:
         snapshot = await yard.put_snapshot(await yard.put_blob(b"data"))
         yard.clock.ahead_s += DAY_S + 60
-        await yard.put_snapshot(*[path.removeprefix("blobs/") for path in await yard.objects.list("blobs/")])
+        await yard.put_snapshot(*[path.removeprefix("blobs/lab/") for path in await yard.objects.list("blobs/")])
         assert sizes(await yard.clean()) == {}
         yard.clock.ahead_s += DAY_S + 60
 
@@ -101,7 +104,7 @@ def test_blobs_that_went_after_they_were_asked_about_are_asked_for_again(play: P
     async def story(yard: Yard) -> None:
         blob = await yard.put_blob(b"gone soon")
         yard.clock.ahead_s += DAY_S + 60
-        asked = yard.call(MissingRequest((blob,)))
+        asked = yard.call(MissingRequest((blob,)), ADMIN)
         assert (await moving.missing_blobs(yard.service, asked)).missing == ()
         await yard.clean()
         with pytest.raises(Refusal) as caught:
@@ -136,5 +139,31 @@ def test_a_sweep_that_died_hinders_nobody_for_long(play: Play) -> None:
         yard.clock.ahead_s += DAY_S + 60
         await yard.clean()
         assert not set(lists) & set(await yard.objects.list("clean/"))
+
+    play(story)
+
+
+def test_what_another_team_names_keeps_nothing(play: Play) -> None:
+    """Equal bytes of two teams are two blobs: neither is kept, lost or asked for again because of the other."""
+
+    async def story(yard: Yard) -> None:
+        blob = await yard.put_blob(b"the same")
+        stranger = Principal(name="stan", team="other", role=Role.ADMIN)
+        await moving.put_blob(yard.service, yard.call(b"the same", stranger, sha256=blob))
+        yard.clock.ahead_s += DAY_S + 60
+        refusals = []
+
+        async def send_the_snapshot() -> None:
+            try:
+                body = blob.encode()
+                name = hashlib.sha256(body).hexdigest()
+                await moving.put_snapshot(yard.service, yard.call(body, stranger, sha256=name))
+            except Refusal as refusal:
+                refusals.append(refusal.problem.code)
+
+        yard.clock.meanwhile = send_the_snapshot
+        assert sizes(await yard.clean())["blobs"] == (1, 8)
+        assert await yard.objects.list("blobs/") == (f"blobs/other/{blob}",)
+        assert refusals == ["unavailable"]  # it came while its own blob was on the list
 
     play(story)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from penstock.domain.admission import BadInput
-from penstock.wiring.settings import KEYS, Value, load, server_settings, shown, variable
+from penstock.wiring.settings import (
+    KEYS,
+    Value,
+    cloud_settings,
+    load,
+    load_cloud,
+    load_retention,
+    retention,
+    server_settings,
+    shown,
+    variable,
+)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -92,7 +104,7 @@ def test_a_shared_store_has_no_local_slices_unless_it_is_said(home: Path) -> Non
     [
         ("[server]\nstor = 1", "server.stor: 1 .* nobody knows; did you mean server.store?"),
         ("[sever]\nport = 1", "sever: .* nobody knows; did you mean server?"),
-        ("port = 1", "port: .* nobody knows; there are server, client, run"),
+        ("port = 1", "port: .* nobody knows; there are server, retention, client, run"),
         ("server = 3", "server: 3 is not a table; write \\[server\\]"),
         ("[client]\nulr = 'x'", "client.ulr: .* did you mean client.url?"),
         ("[server]\nport = 'x'", "server.port: 'x' is not a whole number from 0 to 65535"),
@@ -167,3 +179,95 @@ def test_every_key_has_a_variable_of_its_own() -> None:
         "PENSTOCK_TOKEN",
         "PENSTOCK_CONFIG",
     }
+
+
+# --- retention ---
+def test_the_policy_comes_from_the_own_file_then_variables(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text('[retention]\nlogs = "7d"\nresults = "never"\nevery = 90\n')
+    values = load_retention({"PENSTOCK_HOME": str(tmp_path), "PENSTOCK_RETENTION_LOGS": "12h"})
+    policy = retention(values)
+    assert (policy.logs_s, policy.results_s, policy.every_s) == (12 * 3600.0, math.inf, 90.0)
+    assert (policy.checkpoints_s, policy.jobs_s, policy.unused_s) == (30 * 86400.0, 30 * 86400.0, 86400.0)
+    assert values["logs"].source == "PENSTOCK_RETENTION_LOGS"
+    assert values["results"].source == str(tmp_path / "penstock.toml")
+    assert values["jobs"].source == "default"
+    assert server_settings(*load({"PENSTOCK_HOME": str(tmp_path)}), values).retention == policy
+    assert not retention({"every": Value(math.inf, "")}).by_itself
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('logs = "5m"', "retention.logs: '5m' is not at least 15m"),
+        ('jobs = "7d"', "retention.jobs: '7d' is not at least 30d"),
+        ('unused = "1h"', "retention.unused: '1h' is not at least 1d"),
+        ('logs = "soon"', "is neither a time such as 30d, 12h, 90m nor never"),
+        ("logs = true", "is neither a time"),
+        ("logs = nan", "is neither a time"),
+        ('log = "30d"', "did you mean retention.logs?"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "penstock.toml").write_text(f"[retention]\n{line}\n")
+    with pytest.raises(BadInput) as caught:
+        load_retention({"PENSTOCK_HOME": str(tmp_path)})
+    assert told in str(caught.value)
+
+
+def test_a_cloned_project_cannot_say_what_is_deleted(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "penstock.toml").write_text('[retention]\nlogs = "15m"\n')
+    with pytest.raises(BadInput, match="may not say here how long the logs and results of others are kept"):
+        load({"PENSTOCK_HOME": str(tmp_path / "home")}, directory=project)
+
+
+# --- a cloud ---
+def test_a_cloud_is_what_the_own_file_and_variables_say(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text(
+        '[tpu_vm]\nproject = "p-1"\nzones = ["us-*", "europe-west4-a"]\nagents_url = "https://a.example/"\n'
+    )
+    values = load_cloud({"PENSTOCK_HOME": str(tmp_path), "PENSTOCK_TPU_VM_BUNDLE": "jax, numpy"})
+    settings = cloud_settings(values)
+    assert settings is not None
+    assert (settings.project, settings.zones) == ("p-1", ("us-*", "europe-west4-a"))
+    assert (settings.agents_url, settings.endpoint) == ("https://a.example", "https://tpu.googleapis.com")
+    assert (settings.bundle, settings.network) == (("jax", "numpy"), "default")
+    assert not settings.emulated
+    assert settings._replace(endpoint="http://127.0.0.1:9090").emulated
+    assert values["bundle"].source == "PENSTOCK_TPU_VM_BUNDLE"
+    assert server_settings(*load({"PENSTOCK_HOME": str(tmp_path)}), None, values).cloud == settings
+
+
+def test_without_a_project_there_is_no_cloud(tmp_path: Path) -> None:
+    assert cloud_settings(load_cloud({"PENSTOCK_HOME": str(tmp_path)})) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('project = "My Project"', "tpu_vm.project: 'My Project' is not a project's id"),
+        ("project = 7", "is not a project's id"),
+        ('endpoint = "tpu.googleapis.com"', "is not an address such as https://"),
+        ('agents_url = "https://user:secret@a.example"', "is not an address such as https://"),
+        ('zones = "us-central1-a; rm"', "is not a list of zones"),
+        ("zones = []", "is not a list of zones"),
+        ('bundle = "../jax"', "is not a list of packages"),
+        ('network = "a\\n"', "is not a word"),
+        ('projct = "p"', "did you mean tpu_vm.project?"),
+    ],
+)
+def test_a_cloud_that_makes_no_sense_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "penstock.toml").write_text(f"[tpu_vm]\n{line}\n")
+    with pytest.raises(BadInput) as caught:
+        load_cloud({"PENSTOCK_HOME": str(tmp_path)})
+    assert told in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_cloned_project_cannot_say_who_pays(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "penstock.toml").write_text('[tpu_vm]\nproject = "mine"\n')
+    with pytest.raises(BadInput, match="may not say here which cloud project is billed"):
+        load({"PENSTOCK_HOME": str(tmp_path / "home")}, directory=project)
