@@ -40,6 +40,13 @@ walls:
 	@command -v bwrap >/dev/null || test "$$(id -u)" -ne 0 || ! command -v apt-get >/dev/null || \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null
 
+# Emulated hosts are reached by ssh as real ones are. Only the program is needed: the service need not run.
+.PHONY: sshd
+sshd:
+	@test -x /usr/sbin/sshd || test "$$(id -u)" -ne 0 || ! command -v apt-get >/dev/null || \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server openssh-client \
+			>/dev/null
+
 # A browser for the example page, and the JavaScript the page imports. Without them its test skips and says why.
 .PHONY: browser
 browser: setup
@@ -49,11 +56,11 @@ browser: setup
 	@! command -v npm >/dev/null || $(BIN)/python tools/fetch_firebase.py
 
 .PHONY: test
-test: setup walls browser ## all tests, with a throwaway PostgreSQL
+test: setup walls browser sshd ## all tests, with a throwaway PostgreSQL
 	tools/with_postgres $(BIN)/pytest -n 2 -m "not long" $(ARGS)
 
 .PHONY: test-long
-test-long: setup walls browser ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
+test-long: setup walls browser sshd ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
 	tools/with_postgres $(BIN)/pytest -n 2 -m long tests/process $(ARGS)
 
 .PHONY: check
@@ -76,6 +83,10 @@ bench-core: $(BENCH_INSTALLED) ## speed and size of store, tick and simulator ag
 .PHONY: bench-run
 bench-run: $(BENCH_INSTALLED) ## speed and size of tpu run, exec and the API against their bounds (docs/benchmarks.md)
 	$(BIN)/python bench/run.py $(ARGS)
+
+.PHONY: bench-firestore
+bench-firestore: $(BENCH_INSTALLED) ## the Firestore bridge on Google's emulator: document to running, and a burst (docs/benchmarks.md)
+	$(BIN)/python bench/firestore.py $(ARGS)
 
 .PHONY: sim-check
 sim-check: setup ## every planted bug must be caught, and 200 seeds with every fault, rule and crash point be clean

@@ -101,6 +101,7 @@ async def test_a_fleet_is_repaired_exactly_where_it_is_broken(stage: Stage, how:
     assert before.items() - after.items() == {(broken.id, broken.provider_id)}
     (new,) = after.keys() - before.keys()
     assert stage.slice(new).zone == "zone-b"
+    assert stage.slice(new).title == broken.title == f"tpu-zone-b-{broken.number}"
     await stage.until_gone(broken.id)
     assert len(stage.calls_made("create", "ok")) == 7
     assert len(stage.ours()) == 6

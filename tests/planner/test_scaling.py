@@ -268,11 +268,29 @@ def test_a_fleet_has_its_count_in_each_zone() -> None:
     add_slice(snapshot, "s4", zone="b", idle_since=NOW - 7)
     add_slice(snapshot, "s5", zone="left")
     back_off(snapshot, "c", 100.0)
-    asked = Intend(pool="p", team="t", zones=("a",))
+    asked = Intend(pool="p", team="t", zones=("a",), number=0)
     assert settled(snapshot) == [
         Release("s2", "pool p has more than 2 in b"),
         Release("s5", "pool p has more than 0 in left"),
         asked,
+    ]
+
+
+def test_a_place_in_a_fleet_is_taken_over_and_never_shared() -> None:
+    snapshot = world(pool_with(per_zone=3))
+    snapshot.put_pool(pool_with(name="q", per_zone=2, zones=("a",)))
+    add_slice(snapshot, "s0", zone="a", number=0)
+    add_slice(snapshot, "s1", zone="a", number=1, state=SliceState.PREEMPTED)
+    add_slice(snapshot, "s2", zone="a", number=2)
+    add_slice(snapshot, "s3", zone="b", number=1)
+    back_off(snapshot, "c", 100.0)
+    asked = [action for action in settled(snapshot) if isinstance(action, Intend)]
+    assert [(one.pool, one.zones, one.number) for one in asked] == [
+        ("p", ("a",), 1),
+        ("p", ("b",), 0),
+        ("p", ("b",), 2),
+        ("q", ("a",), 3),
+        ("q", ("a",), 4),
     ]
 
 

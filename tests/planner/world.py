@@ -21,6 +21,7 @@ from penstock.domain.nouns import (
     Queue,
     Quota,
     Replicas,
+    Reservation,
     Resources,
     Slice,
     StopOrder,
@@ -89,6 +90,7 @@ class Build:
             spot=row.get("spot", False),
             per_zone=row.get("per_zone"),
             deleted=row.get("deleted", False),
+            reserved=_claim(row),
         )
 
     def _zone(self, row: Row) -> Zone:
@@ -125,6 +127,7 @@ class Build:
             dirty=row.get("dirty", False),
             race=row.get("race"),
             attempt=attempt,
+            reserved=_claim(row),
         )
 
     def _run(self, rows: Sequence[Row]) -> None:
@@ -152,6 +155,7 @@ class Build:
                     band=row.get("band", queue.band),
                     borrowed=row.get("borrowed", False),
                     stop=StopOrder(row["stopping"], NOW) if "stopping" in row else None,
+                    usd_per_chip_hour=row.get("price"),
                 )
             )
         for id in sorted({row["job"] for row in rows}):
@@ -185,6 +189,7 @@ class Build:
             spec=JobSpec(
                 team=queue.team,
                 queue=queue.name,
+                user=row.get("user", ""),
                 resources=Resources(
                     accelerators=tuple(accelerators),
                     chips=CHIPS[accelerators[0]],
@@ -257,7 +262,15 @@ def _queue(row: Row) -> Queue:
         paused=row.get("paused", False),
         used_chip_s=row.get("used", 0.0),
         used_at=row.get("used_at", NOW),
+        budget=row.get("budget"),
+        spent=row.get("spent", ()),
     )
+
+
+def _claim(row: Row) -> Reservation | None:
+    """`reserved` is a user's name, or a whole reservation."""
+    claim = row.get("reserved")
+    return Reservation(user=claim, since=0.0, until=NOW + 100.0, note="demo") if isinstance(claim, str) else claim
 
 
 def in_words(admission: Admission) -> dict[str, list[str]]:

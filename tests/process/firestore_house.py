@@ -135,9 +135,10 @@ class BridgeHouse(Shop):
         until(lambda: b"listening:" in log.read_bytes() or process.poll() is not None)
         return process
 
-    def log_of(self, number: int = -1) -> str:
-        number = number if number >= 0 else len(self._bridges) + number
-        return (self.home.path.parent / f"bridge-{number}.log").read_text()
+    def logs(self) -> str:
+        """What the bridges of this test said, and the end of what the server did."""
+        files = [self.home.path.parent / f"bridge-{number}.log" for number in range(len(self._bridges))]
+        return "".join(f"--- {file.name}\n{file.read_text()[-4000:]}" for file in (*files, self.home.log))
 
     def end_bridge(self, process: subprocess.Popen[bytes], how: int = signal.SIGTERM) -> int:
         process.send_signal(how)

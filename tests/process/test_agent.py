@@ -332,18 +332,20 @@ def test_the_log_is_exact_though_the_server_dies_again_and_again(tmp_path: Path)
     tell(tmp_path, story)
 
 
-def test_logs_forgotten_by_the_server_after_the_end_was_told_are_sent_again(tmp_path: Path) -> None:
+def test_an_end_is_told_when_its_log_is_durable_and_not_before(tmp_path: Path) -> None:
     async def story(desk: Desk, host: Host, folder: Path) -> None:
         desk.durable_every, desk.settles = 1 << 30, False
         desk.launch("a1", shell("echo precious"))
-        await desk.ended("a1")
+        await desk.until(lambda: desk.log("a1") == b"precious\n")
         await desk.close()
+        assert "a1" not in desk.ends
         assert desk.log("a1") == b""
         host.kill_agent()
         desk.settles = True
         await desk.open()
         host.start()
-        await desk.until(lambda: desk.log("a1") == b"precious\n")
+        await desk.ended("a1")
+        assert desk.log("a1") == b"precious\n"
         await desk.until(lambda: not (host.state / "attempts/a1").exists())
 
     tell(tmp_path, story)

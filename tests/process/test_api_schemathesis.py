@@ -79,7 +79,7 @@ def hold_an_attempt(url: str) -> tuple[str, str]:
     raise AssertionError("no attempt was launched")
 
 
-def settings_of(directory: Path, credential: str) -> Path:
+def settings_of(directory: Path, credential: str, attempt: str) -> Path:
     path = directory / "schemathesis.toml"
     path.write_text(
         f"""
@@ -88,6 +88,9 @@ max-stream-events = 3
 [auth.openapi]
 user = {{ bearer = "{TOKEN}" }}
 agent = {{ bearer = "{credential}" }}
+[[operations]]
+include-path-regex = "attempts/.*/(checkpoints|restore|fence)"
+parameters = {{ "path.attempt" = "{attempt}" }}
 """
         + "".join(
             # A stream of something that goes on never ends: a second of it is enough.
@@ -107,7 +110,7 @@ def test_the_api_is_as_it_is_described(server: str, tmp_path: Path) -> None:
     credential, attempt = hold_an_attempt(server)
     spec = call(server, "GET", f"/v1/agent/attempts/{attempt}/launch", credential)
     assert spec["payload"]["code"] == "result = 1"
-    config = settings_of(tmp_path, credential)
+    config = settings_of(tmp_path, credential, attempt)
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
     # From a file: by its address, schemathesis would leave the route of the page itself out.
     page = tmp_path / "openapi.json"

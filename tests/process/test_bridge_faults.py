@@ -6,6 +6,7 @@ What counts is how often each payload ran, by the marks payloads leave themselve
 from __future__ import annotations
 
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -40,6 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeHouse]:
 def house(shared: BridgeHouse) -> Iterator[BridgeHouse]:
     shared.emulator.clear()
     yield shared
+    sys.stdout.write(shared.logs())  # pytest shows it when the test has failed
     shared.end_bridges()
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
+from typing_extensions import override
 
 from penstock.domain.nouns import Attempt
 from penstock.emulator.gcs_faults import Fault
@@ -31,7 +32,7 @@ from penstock.ports.objects import ObjectsError
 from penstock.server import bytes as moving
 from penstock.server import checkpoints
 from penstock.wire.agent import ResultReport, Saved, SavedFile
-from tests.contract.objects.servers import BUCKET, S3_ENVIRONMENT, gcs_emulator, s3_server
+from tests.contract.objects.servers import BUCKET, S3_ENVIRONMENT, Emulator, gcs_emulator, s3_server
 from tests.unit.server.plant import USER, Host, Plant, plant
 
 PREFIX = "team/"
@@ -58,12 +59,14 @@ class Weather:
 class Emulated(Weather):
     faults = (*FAULTS, ("damage", 0))
 
-    def __init__(self, emulator: Any) -> None:
+    def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
 
+    @override
     def plant(self, kind: str, method: str, status: int) -> None:
         self._emulator.plant(Fault(kind, f"{BUCKET}/{PREFIX}", method, status=status))  # type: ignore[arg-type]
 
+    @override
     def struck(self) -> bool:
         counts = self._emulator.struck()
         self._emulator.heal()
@@ -82,9 +85,11 @@ class Proxy(Weather):
         self.hits = 0
         self._lock = threading.Lock()
 
+    @override
     def plant(self, kind: str, method: str, status: int) -> None:
         self.fault, self.hits = (kind, method, status), 0
 
+    @override
     def struck(self) -> bool:
         self.fault = None
         return self.hits == 1
@@ -107,7 +112,8 @@ class Passing(BaseHTTPRequestHandler):
         if kind == "cut":
             self.close_connection = True
             return
-        answer, data = (status, []), b"<Error><Code>ServiceUnavailable</Code></Error>"
+        answer: tuple[int, list[tuple[str, str]]] = (status, [])
+        data = b"<Error><Code>ServiceUnavailable</Code></Error>"
         if kind != "refuse":
             with contextlib.closing(http.client.HTTPConnection(self.proxy.target, timeout=60)) as behind:
                 behind.request(self.command, self.path, body, dict(self.headers.items()))
@@ -131,6 +137,7 @@ class Passing(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass  # noqa: N815 (names of the library)
 
+    @override
     def log_message(self, *_: object) -> None:
         return
 
@@ -152,7 +159,7 @@ def a_proxy(url: str) -> Iterator[tuple[str, Proxy]]:
 @pytest.fixture(params=["gs", "s3"])
 def stored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Weather]]:
     quick = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=50), "base": 2}
-    monkeypatch.setitem(bucket._RETRY, "backoff", quick)  # type: ignore[arg-type]
+    monkeypatch.setitem(bucket._RETRY, "backoff", quick)
     if request.param == "gs":
         with gcs_emulator() as emulator:
             yield open_gcs(BUCKET, PREFIX, emulator.environment), Emulated(emulator)

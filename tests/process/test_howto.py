@@ -27,7 +27,16 @@ NOT_RUN = {
     "tpu run": "only the name of the command",
     "tpu exec": "only the name of the command",
     "tpu watch": "it stays on the screen; tests/process/test_terminal.py drives it in a terminal",
+    "tpu monitor --filter USER": "the same; tests/process/test_monitor.py",
     "--on 'v4-*'": "needs a pool of that kind; tests/unit/cli/test_targets.py has what it chooses",
+    "tpu restart SLICE": "the rest of the page needs the slice; tests/process/test_fleets.py restarts one",
+    "tpu reapply": "the same command",
+    "tpu check-status": "the same command as `tpu slices`",
+    "tpu ssh SLICE": "slices of this machine have no hosts to enter; tests/process/test_fleets.py does",
+    "tpu ssh SLICE -- COMMAND": "the same",
+    "tpu mount POOL nfs:HOST:/EXPORT:/mnt/data": "the same",
+    "tpu fleet delete NAME": "the same",
+    "--zones": "needs a cloud; tests/process/test_tpu_vm.py has one",
     "--rm T": "the end of `tpu tag ID`, typed there",
     "config.stage=N": "what the program gets; tests/unit/cli/test_run.py has it",
 }
@@ -146,7 +155,12 @@ def test_what_the_page_says_can_be_typed(shop: Shop) -> None:
     said: dict[str, str] = {}
     todo = [span for span in spans() if span not in NOT_RUN and span not in WORDS_ALONE and span != "tpu down"]
     for span in todo:
-        line = typed(span).replace("slice:ID", f"slice:{slice}").replace("--after JOB", f"--after {ended}")
+        line = (
+            typed(span)
+            .replace("slice:ID", f"slice:{slice}")
+            .replace("SLICE", slice)
+            .replace("--after JOB", f"--after {ended}")
+        )
         if line.startswith(("tpu kill ID", "tpu cancel ID")):
             line = line.replace("ID", shop.submit(WORDS + "gate('never')"))
         said[span] = typist.type(line.replace("ID", ended), VALUES.get(line, b""))

@@ -84,13 +84,13 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene_at(folder: Path, bundle: str) -> Iterator[Scene]:
+def scene_at(folder: Path, bundle: str, *emulator: str, more: str = "") -> Iterator[Scene]:
     if os.geteuid() != 0 or shutil.which("bwrap") is None or shutil.which("nsenter") is None:
         pytest.skip("emulated hosts need root, bubblewrap and nsenter")
     shop = Shop(folder / "home")
     shop.home.path.mkdir()
-    with google_cloud(machines=True) as cloud:
-        settings = f'[tpu_vm]\nproject = "{PROJECT}"\nendpoint = "{cloud.url}"\nbundle = [{bundle}]\n'
+    with google_cloud(*emulator, machines=True) as cloud:
+        settings = f'[tpu_vm]\nproject = "{PROJECT}"\nendpoint = "{cloud.url}"\nbundle = [{bundle}]\n{more}'
         (shop.home.path / "penstock.toml").write_text(settings)
         with (
             (folder / "server.log").open("wb") as log,

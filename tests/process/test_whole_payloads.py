@@ -227,3 +227,11 @@ def _unpacked(path: Path) -> bytes:
     except OSError:
         return b""  # cleared away meanwhile
     return data + zstd.decompress(data) if path.suffix == ".zst" else data
+
+
+def test_each_snippet_has_the_limit_of_memory_it_was_given(shop: Shop) -> None:
+    """Also where control groups serve again: up, down, and after a kill."""
+    for most, code in (("300M", 0), ("900M", 0), ("300M", 137), ("900M", 0)):
+        wanted = 200 if most == "300M" and code == 0 else 700
+        done = shop.command("exec", "--memory", most, "-c", f"result = len(bytearray({wanted} << 20))")
+        assert done.returncode == code, (most, wanted, done.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import secrets
 import signal
@@ -59,6 +60,9 @@ async def _run(given: argparse.Namespace, token: str) -> None:
     from penstock.agent.link import Link
     from penstock.agent.loop import Agent
 
+    # What was imported lives as long as the agent: the collector need not look at it, nor come every moment.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     state = given.state.resolve()
     kept = record.load(state / "record.json") or record.Record(incarnation=secrets.token_hex(8))
     place = Place(slice=given.slice, host=given.host, provider_id=given.provider_id)

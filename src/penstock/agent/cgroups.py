@@ -2,7 +2,7 @@
 
 `tree` makes one group per attempt below the agent's own, so that whatever bounds the agent bounds its payloads too.
 Where the kernel or the rights do not allow groups there is simply none: `make` answers None and `tree` falls back on
-ancestry. It never moves a process itself: the payload enters its group before it becomes the user's program.
+ancestry. A payload is in its group, or put there, before it becomes the user's program.
 """
 
 from __future__ import annotations
@@ -34,15 +34,27 @@ class Group(msgspec.Struct, frozen=True):
 
     def limit(self, *, memory_bytes: int | None, tasks: int) -> None:
         """What all its processes together may use; without a number of bytes memory stays as it is."""
-        for kind, path in self.folders.items():
-            folder = Path(path)
+        for kind, folder in self.folders.items():
             if kind == "memory" and memory_bytes is not None:
-                _write(folder / "memory.limit_in_bytes", str(memory_bytes))
-                _write(folder / "memory.memsw.limit_in_bytes", str(memory_bytes))
-            elif memory_bytes is not None:
-                _write(folder / "memory.max", str(memory_bytes))
-                _write(folder / "memory.swap.max", "0")
-            _write(folder / "pids.max", str(tasks))
+                plain, with_swap = f"{folder}/memory.limit_in_bytes", f"{folder}/memory.memsw.limit_in_bytes"
+                raised = not _write(plain, str(memory_bytes))  # never above the other one, which is still the old one
+                _write(with_swap, str(memory_bytes))
+                if raised:
+                    _write(plain, str(memory_bytes))
+            elif kind == "unified" and memory_bytes is not None:
+                _write(f"{folder}/memory.max", str(memory_bytes))
+                _write(f"{folder}/memory.swap.max", "0")
+            if kind != "memory":
+                _write(f"{folder}/pids.max", str(tasks))
+
+    def admit(self, pid: int) -> None:
+        """Put a process into it, with all that it will ever start."""
+        for entrance in self.entrances:
+            fd = os.open(entrance, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, str(pid).encode())
+            finally:
+                os.close(fd)
 
     def everyone(self) -> list[str]:
         """The `cgroup.procs` of the group and of groups a payload made below it."""
@@ -73,6 +85,11 @@ class Group(msgspec.Struct, frozen=True):
                         return int(number)
         return 0
 
+    @property
+    def unused(self) -> bool:
+        """Nobody is in it, and nothing that happened in it counts against who comes next."""
+        return self.oom_kills() == 0 and not any(_read(Path(entrance)) for entrance in self.entrances)
+
     def remove(self) -> bool:
         """Whether it is gone. Folders of groups go only once the kernel has buried everybody who was in them."""
         gone = True
@@ -84,11 +101,18 @@ class Group(msgspec.Struct, frozen=True):
         return gone
 
 
+def noted(note: Path) -> Group | None:
+    """The group that a file tells of, if there is one."""
+    try:
+        return Group(msgspec.json.decode(note.read_bytes(), type=dict[str, str]))
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def remove_noted(note: Path, patience_s: float) -> bool:
     """Remove the group that a file tells of, if there is one; whether it is gone."""
-    try:
-        group = Group(msgspec.json.decode(note.read_bytes(), type=dict[str, str]))
-    except (OSError, msgspec.DecodeError):
+    group = noted(note)
+    if group is None:
         return True
     until = time.monotonic() + patience_s
     while not group.remove():
@@ -123,8 +147,8 @@ def find(proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self
     return Hierarchies(usable)
 
 
-def make(hierarchies: Hierarchies, name: str, *, memory_bytes: int | None, tasks: int) -> Group | None:
-    """A group called `name` with these limits; None where there can be none. Made twice it is the same one."""
+def make(hierarchies: Hierarchies, name: str) -> Group | None:
+    """A group called `name`, without limits yet; None where there can be none. Made twice it is the same one."""
     folders: dict[str, str] = {}
     for kind, parent in hierarchies.folders.items():
         folder = Path(parent) / f"penstock-{name}"
@@ -135,11 +159,7 @@ def make(hierarchies: Hierarchies, name: str, *, memory_bytes: int | None, tasks
         folders[kind] = str(folder)
         if kind == "unified":
             _delegate(Path(parent))
-    if not folders:
-        return None
-    group = Group(folders)
-    group.limit(memory_bytes=memory_bytes, tasks=tasks)
-    return group
+    return Group(folders) if folders else None
 
 
 def _delegate(parent: Path) -> None:
@@ -178,14 +198,18 @@ def _read(path: Path) -> str:
         return ""  # not this version, or not mounted: then it says nothing
 
 
-def _write(path: Path, text: str) -> bool:
+def _write(path: Path | str, text: str) -> bool:
     """Whether the kernel took it; a file of another version or a missing controller is no error."""
-    if not path.exists():
-        return False
     try:
-        path.write_text(text)
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
     return True
 
 

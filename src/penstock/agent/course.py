@@ -19,7 +19,7 @@ from penstock.agent.cgroups import remove_noted
 from penstock.agent.checkpoints import Carried
 from penstock.agent.host import Host
 from penstock.agent.launch import NotStarted, Prepared, Running, fetch, group_of, prepare, start
-from penstock.agent.layout import STREAMS, Layout, attempt_home, own_checkpoints, own_jax_cache
+from penstock.agent.layout import STREAMS, Layout, attempt_home, own_checkpoints, own_jax_cache, shared_checkpoints
 from penstock.agent.link import Refused, Silent
 from penstock.agent.record import Kept
 from penstock.agent.spool import Spool
@@ -76,6 +76,10 @@ class Course:
     @property
     def progress(self) -> ProgressView | None:
         return self._watch.said
+
+    @property
+    def saved_ago_s(self) -> float | None:
+        return self._watch.saved_ago_s
 
     def report(self) -> Held:
         kept = self.kept
@@ -186,6 +190,7 @@ class Course:
         # What ends well within a moment is told once: its end says that it ran.
         self._later(RUNNING_TOLD_S, self._on_change)
         self._time(running)
+        self._watch.checkpoints = shared_checkpoints(self._host.root, kept.launch.job, kept.launch.fence)
         following = [self._task(self._spool.follow()), self._task(self._watch.follow(running, self._say, self._poke))]
         if self._host.root is None:
             following += [self._task(each) for each in self._carried.follow()]
@@ -200,6 +205,8 @@ class Course:
             self._cancel_timers()
             await self._passage.aclose()
         await self._host.keeping.drained(kept.launch.attempt)
+        if ended.signal is None and ended.code != SIGKILLED:
+            self._watch.look_for_saves(settle_s=0.0)  # nobody writes any more
         await self._finish(running, ended)
 
     def _time(self, running: Running) -> None:
@@ -370,7 +377,8 @@ class Course:
         """Its end is with the server and so are its logs: nothing of it need stay on this disk."""
         self._host.drop(self.kept.launch.attempt)
         note = self._layout.home / "group.json"
-        if note.exists() and not await asyncio.to_thread(remove_noted, note, limits.KILL_S):
+        kept = self.kept.warm and self._host.warm.take_back(note)
+        if not kept and note.exists() and not await asyncio.to_thread(remove_noted, note, limits.KILL_S):
             logger.warning("attempt %s: its control group is still busy", self.kept.launch.attempt)
         # Only of a snippet it is certain that none of its processes can hold on to anything there.
         if not (self.kept.warm and homes.give_back(self._layout, self._host.spares)):

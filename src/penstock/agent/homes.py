@@ -21,16 +21,17 @@ _NOTES = ("exit.json", "group.json")
 _ASIDE = ".part"
 
 
-def take(layout: Layout, spares: Path) -> None:
-    """Give an attempt a used home, if there is one; its folders still have to be made where they are missing."""
+def take(layout: Layout, spares: Path) -> bool:
+    """Give an attempt a used home, with all its folders; False if there is none."""
     try:
         for name in os.listdir(spares):  # noqa: PTH208 (names are enough)
             (spares / name).rename(layout.home)
-            return
+            return True
     except FileNotFoundError:
-        return  # no attempt has ended yet, or none has begun
+        return False  # no attempt has ended yet, or none has begun
     except OSError:
-        return  # an agent before this one made its home already
+        return False  # an agent before this one made its home already
+    return False
 
 
 def give_back(layout: Layout, spares: Path) -> bool:

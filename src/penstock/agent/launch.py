@@ -87,8 +87,7 @@ async def prepare(
     spec = given if given is not None and given.attempt == attempt else await fetch(host, attempt)
     layout = lay_out(host.state, host.root, spec)
     try:
-        homes.take(layout, host.spares)
-        layout.make()
+        layout.make(used=homes.take(layout, host.spares))
     except OSError as error:
         raise NotStarted(
             _told("HostFault", f"the directories of the attempt: {error}"), agent="launch_failed"
@@ -154,8 +153,9 @@ def group_of(host: Host, attempt: str, bounds: Limits) -> cgroups.Group | None:
     # Two installations, or two copies of one, may share a machine and even names; their groups never.
     whose = hashlib.sha256(str(host.state.resolve()).encode()).hexdigest()[:8]
     name = f"{host.place.slice}-{host.place.host}-{attempt}-{whose}"
-    group = cgroups.make(_probe().groups, name, memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
+    group = cgroups.make(_probe().groups, name)
     if group is not None:
+        group.limit(memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
         home = host.state / "attempts" / attempt
         home.mkdir(parents=True, exist_ok=True)
         (home / "group.json").write_text(json.dumps(group.folders))

@@ -84,6 +84,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.home / "pins"
 
     @property
+    def carried(self) -> bool:
+        """Whether compiled code lies on this host's own disk, and is carried to the next one's."""
+        return Path(self.jax_cache).is_relative_to(self.home.parents[1])
+
+    @property
     def spool(self) -> Path:
         return self.home / "spool"
 
@@ -95,8 +100,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def stream(self, name: str) -> Path:
         return self.spool / name
 
-    def make(self) -> None:
-        for folder in (*self.writable, self.spool):
+    def make(self, *, used: bool = False) -> None:
+        """The folders of an attempt; a used home has its own already."""
+        own = () if used else (self.work, self.output, self.temporary, self.control, self.spool)
+        for folder in (*own, Path(self.checkpoint), Path(self.jax_cache)):
             folder.mkdir(parents=True, exist_ok=True)
 
     def remove(self) -> None:
@@ -123,6 +130,12 @@ def directory_of(root: str | None) -> Path | None:
     if root is None or urlsplit(root).scheme != "file":
         return None
     return Path(unquote(urlsplit(root).path))
+
+
+def shared_checkpoints(root: str | None, job: str, fence: int) -> Path | None:
+    """Where an attempt saves in the root itself; None when hosts go through the server."""
+    directory = directory_of(root)
+    return None if directory is None else directory / "jobs" / job / "checkpoints" / str(fence)
 
 
 def lay_out(state: Path, root: str | None, spec: LaunchSpec) -> Layout:
@@ -182,6 +195,9 @@ def environment(
         "PENSTOCK_STOP_FILE": str(layout.stop),
     }
     env.setdefault("JAX_COMPILATION_CACHE_DIR", layout.jax_cache)
+    if layout.carried:
+        # With caches of XLA's own the cache's path is part of each key: then nothing would be found on another host.
+        env.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
     if spec.wandb_run_id:
         env.setdefault("WANDB_RUN_ID", spec.wandb_run_id)
     if layout.restore is not None:

@@ -143,6 +143,11 @@ class Link:
         self._idle: deque[Connection] = deque()
         self.credential = credential
 
+    @property
+    def host_name(self) -> str:
+        """Where the server is: a name, or an address."""
+        return self._host
+
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()

@@ -21,6 +21,7 @@ from penstock.agent import record
 from penstock.agent.course import Course
 from penstock.agent.host import Host
 from penstock.agent.link import Refused, Silent
+from penstock.agent.mending import Mending
 from penstock.agent.processes import started_at
 from penstock.agent.record import Kept
 from penstock.domain import limits
@@ -51,6 +52,7 @@ class Agent:
         self._courses: dict[str, Course] = {}
         self._leaving: set[Course] = set()  #: forgotten, with logs on their way
         self._notice = False
+        self._mending = Mending(host, self._running)
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._waiting = asyncio.Event()  #: a sync waits on the server
@@ -81,12 +83,16 @@ class Agent:
         await self._ended.wait()
 
     async def _leave(self) -> None:
+        self._mending.close()
         for course in (*self._courses.values(), *self._leaving):
             course.close()
         if self._ended.is_set():  # otherwise keeper and warm parents serve the next agent's adoption, as after a crash
             await self._host.close()
             await asyncio.to_thread(self._host.keeping.quit)
         self._host.link.close()
+
+    def _running(self) -> frozenset[str]:
+        return frozenset(attempt for attempt, course in self._courses.items() if course.alive)
 
     def poke(self) -> None:
         """There is news here: sync now."""
@@ -187,10 +193,15 @@ class Agent:
     async def _sync(self, wait_s: float) -> bool:
         """Tell and obey; whether that began anything."""
         progress = {name: said for name, course in self._courses.items() if (said := course.progress) is not None}
-        sent = AgentSync(request=self._request(), wait_s=wait_s, progress=progress, address=self._host.address)
+        saved = {name: ago_s for name, course in self._courses.items() if (ago_s := course.saved_ago_s) is not None}
+        sent = AgentSync(
+            request=self._request(), wait_s=wait_s, progress=progress, saved=saved, address=self._host.address
+        )
         reply = await self._host.link.ask("POST", "/v1/agent/sync", sent, Orders, timeout_s=wait_s + ANSWER_S)
         self._server_at = self._bucket_at = self._host.clock.steady()
         await self._obey(reply, reply.spec)
+        if reply.solve is not None and reply.welcome:
+            self._mending.take(reply.solve)
         return reply.launch is not None
 
     def _request(self) -> SyncRequest:
@@ -290,9 +301,11 @@ class Agent:
         """The same on a cloud's machine: its metadata server tells."""
         from penstock.agent.metadata import address, watch
 
-        self._host.address = await address(self._host.metadata, self._host.clock)
-        self.poke()
-        await watch(self._host.metadata, self._host.clock, self._take_notice)
+        async def find_address() -> None:
+            self._host.address = await address(self._host.metadata, self._host.clock)
+            self.poke()
+
+        await asyncio.gather(find_address(), watch(self._host.metadata, self._host.clock, self._take_notice))
 
     def _take_notice(self, said: str, seconds: float) -> None:
         logger.warning("%s: the platform takes this host away in %g s", said, seconds)

@@ -1,9 +1,9 @@
 """Which environments a host keeps: the longest unused go when all of them are too large for its disk.
 
-`environment` calls `make_room` after it built one. One that was used within the hour stays, and so does one that a
-process of this machine runs in, whoever started it and when: the processes themselves are asked, so that nothing that
-was written down can be wrong after a crash. A builder's lock is respected. It must not build anything, and removes
-nothing but whole environments.
+`environment` calls `make_room` after it built one, and `tpu solve` where a disk is full. One that was used within the
+hour stays, and so does one that a process of this machine runs in, whoever started it and when: the processes
+themselves are asked, so that nothing that was written down can be wrong after a crash. A builder's lock is respected.
+It must not build anything, and removes nothing but whole environments.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ def in_use(folder: Path) -> set[str]:
                 continue  # it ended, or is another user's: those have caches of their own
             names |= {os.fsdecode(each[len(begin) :]).split("/")[0] for each in variables if each.startswith(begin)}
     return names
+
+
+def discard(home: Path) -> bool:
+    """Remove one environment, however lately it was used; whether it went. Not while it is built."""
+    try:
+        used_ns = (home / "ready").stat().st_mtime_ns
+    except FileNotFoundError:
+        return not home.exists()
+    return _remove(home, used_ns)
 
 
 def _remove(home: Path, used_ns: int) -> bool:

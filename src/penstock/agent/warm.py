@@ -62,6 +62,9 @@ getattr(importlib.import_module(module), function)()
 """
 
 
+GROUPS_MAX = 4  #: control groups kept for later snippets
+
+
 class Warm:
     """All warm parents of one agent."""
 
@@ -74,6 +77,7 @@ class Warm:
         self._starting = asyncio.Lock()
         self._numbers = itertools.count()
         self._kind = f"{host.place.slice}-{host.place.host}-w"  #: how its control groups are called
+        self._groups: list[cgroups.Group] = []  #: used and empty; making one and removing it costs a tenth of a snippet
         self._real = devices.find().real
         self._hidden = sandbox.hidden_places(self._state)
         self._needed = sandbox.needed(self._hidden, sys.executable, host.env)
@@ -152,8 +156,23 @@ class Warm:
         fork = await parent.fork(name, weight)
         if parent.mode != "inline":
             # Entering a group waits for the whole kernel to take notice, so it is done before there is a snippet.
-            fork.group = await asyncio.to_thread(_place, fork.main, walls, name)
+            fork.group = await asyncio.to_thread(self._place, fork.main, walls, name)
         return fork
+
+    def _place(self, pid: int, walls: sandbox.Walls, name: str) -> cgroups.Group | None:
+        """A process in a group of its own, before the word to go: so nothing it ever starts can be outside."""
+        group = self._groups.pop() if self._groups else cgroups.make(walls.groups, name)
+        if group is not None:
+            group.admit(pid)
+        return group
+
+    def take_back(self, note: Path) -> bool:
+        """Whether the group of a snippet that is over was kept for the next one; a few small reads, no waiting."""
+        group = cgroups.noted(note)
+        if group is None or len(self._groups) >= GROUPS_MAX or not group.unused:
+            return False
+        self._groups.append(group)
+        return True
 
     async def _let_go(
         self,
@@ -335,14 +354,6 @@ def _handle(fork: Fork, spec: LaunchSpec, layout: Layout) -> Handle:
         group=fork.group.folders if fork.group else {},
         attempt=spec.attempt,
     )
-
-
-def _place(pid: int, walls: sandbox.Walls, name: str) -> cgroups.Group | None:
-    """A process in a group of its own, before the word to go: so nothing it ever starts can be outside."""
-    group = cgroups.make(walls.groups, name, memory_bytes=None, tasks=limits.PIDS_MAX)
-    for entrance in group.entrances if group else ():
-        Path(entrance).write_text(str(pid))
-    return group
 
 
 def _remove_empty(walls: sandbox.Walls, kind: str, patience_s: float = 0.0) -> None:

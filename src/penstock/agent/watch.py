@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.agent.checkpoint_looks import TEMPORARY
 from penstock.agent.hiding import hide
 from penstock.agent.launch import Running
 from penstock.agent.layout import read_progress
+from penstock.domain import limits
 from penstock.wire.api import ProgressView
 
 LOOK_S = 0.5
@@ -37,11 +41,14 @@ class Watch:
         self._dumped = False
         self._seen = (0, 0)
         self.hidden: tuple[str, ...] | None = None  #: values of secrets; while they are unknown no names are told
+        self.checkpoints: Path | None = None  #: where it saves, if that is the root itself and nobody copies it
+        self._saved_at: float | None = None  #: by the clock of files
 
     async def follow(self, running: Running, say: Callable[[str], None], poke: Callable[[], None]) -> None:
         """Look twice a second, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
+            self.look_for_saves()
             if self.look():
                 poke()
             stalled_s = self.stalled_s()
@@ -50,6 +57,23 @@ class Watch:
                 told = await asyncio.to_thread(running.dump)
                 stacks = "stacks follow" if told else "no process prints its stacks on SIGUSR1"
                 say(f"no progress for {stalled_s:.0f} s, usually {self.usual_s():.1f} s; {stacks}")
+
+    @property
+    def saved_ago_s(self) -> float | None:
+        """How long ago its newest checkpoint was finished, as far as one can see."""
+        return None if self._saved_at is None else max(0.0, _file_clock() - self._saved_at)
+
+    def look_for_saves(self, settle_s: float = limits.CHECKPOINT_SETTLE_S) -> None:
+        """What rests under a name that is not temporary is finished; only the directory itself is read."""
+        if self.checkpoints is None:
+            return
+        try:
+            with os.scandir(self.checkpoints) as found:
+                times = [each.stat(follow_symlinks=False).st_mtime for each in found if not TEMPORARY.search(each.name)]
+        except OSError:
+            return  # not there yet, or just replaced
+        rested = [at for at in times if at <= _file_clock() - settle_s]
+        self._saved_at = max((at for at in (self._saved_at, *rested) if at is not None), default=None)
 
     def look(self) -> bool:
         """Read what it says; whether that is new."""
@@ -70,7 +94,13 @@ class Watch:
         known = metrics if isinstance(metrics, dict) and self.hidden is not None else {}
         named = {hide(str(name), self.hidden or ()): _number(value) for name, value in known.items()}
         numbers = {name: number for name, number in named.items() if number is not None}
-        self.said = ProgressView(done=done, total=_number(said.get("total")), metrics=numbers)
+        save_s = _number(said.get("save_s"))
+        self.said = ProgressView(
+            done=done,
+            total=_number(said.get("total")),
+            metrics=numbers,
+            save_s=save_s if save_s is not None and save_s >= 0 else None,
+        )
         units = said.get("open_units")
         self.open_units = units if isinstance(units, int) and units >= 0 else self.open_units
         return True
@@ -91,6 +121,10 @@ class Watch:
             self._paces.append(now - self._moved_at)
         self._moved_at = now
         self._dumped = False
+
+
+def _file_clock() -> float:
+    return time.time()  # noqa: TID251 (files carry the time of this machine)
 
 
 def _number(value: object) -> float | None:

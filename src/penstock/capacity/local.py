@@ -133,6 +133,11 @@ class LocalCapacity:
         await asyncio.to_thread(self._preempt, name)
         self._tell()
 
+    async def restart_agent(self, name: str, host: int) -> None:
+        """End the agent of a host, which may hang; `run` starts the next, which takes the payloads over."""
+        await asyncio.to_thread(self._kill_agent, name, host)
+        self._stirred.set()
+
     async def while_empty(self, work: Callable[[], T]) -> T | None:
         """Do something quick on a thread while there is no slice and none can be made; None when there are some."""
 
@@ -349,6 +354,12 @@ class LocalCapacity:
                 else:
                     new.append((agent.process.pid, handle))
         return new, missed
+
+    def _kill_agent(self, name: str, host: int) -> None:
+        with self._turns[name], _in_doubt(name):
+            agent = self._files.agent(name, host) if self._files.of(name).is_dir() else None
+            if agent is not None and not processes.kill(agent.process, KILL_S):
+                raise Transient(f"slice {name}: the agent of host {host} does not end after SIGKILL")
 
     # --- on threads: taking away ---
     def _give_notice(self, name: str, notice_s: float) -> None:

@@ -9,11 +9,13 @@ Python.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from penstock.domain.cloud import Mount
+from penstock.domain.mounts import mount_words
 
 #: Metadata keys of ours. The join token is one-time per host and worth nothing to a slice that is up.
 TOKEN_KEY: Final = "penstock-join"
@@ -132,6 +134,16 @@ def metadata(boot: Boot, slice: str, token: str, mounts: tuple[Mount, ...] = ())
     return {TOKEN_KEY: token, SCRIPT_KEY: script}
 
 
+def by_hand(given: Mapping[str, str], machine: str) -> str:
+    """The same script for a host whose metadata is not ours to write: what it would ask for stands in it."""
+    script = given[SCRIPT_KEY]
+    for name, key, value in (("TOKEN", TOKEN_KEY, given[TOKEN_KEY]), ("MACHINE", "penstock-machine", machine)):
+        asked = f"{name}=$(meta attributes/{key})\n"
+        assert asked in script
+        script = script.replace(asked, f"{name}={shlex.quote(value)}\n")
+    return script
+
+
 def _fetch(boot: Boot) -> str:
     """How the bundle comes: from the server with the join token, or from a bucket with the machine's own account."""
     if boot.bundle_url.startswith(boot.server):
@@ -151,13 +163,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> str:
 
 
 def _mount(mount: Mount) -> list[str]:
-    path, source = shlex.quote(mount.path), shlex.quote(mount.source)
-    if mount.kind == "nfs":
-        command = f"mount -t nfs -o soft,timeo=100,retrans=3 {source} {path}"
-    elif mount.kind == "gcs":
-        command = f"gcsfuse --implicit-dirs -o allow_other {source} {path}"
-    else:
-        command = f"mount -o ro,noload /dev/disk/by-id/google-{source} {path}"
+    path, command = shlex.quote(mount.path), shlex.join(mount_words(mount))
     return [f"mkdir -p {path}", f"mountpoint -q {path} || {command}"]
 
 

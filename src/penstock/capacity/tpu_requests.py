@@ -6,6 +6,7 @@ made it, stands in its labels: a name alone proves nothing, because anybody may 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,11 +17,15 @@ from penstock.domain.catalogue import find
 from penstock.domain.cloud import CloudWish
 from penstock.domain.nouns import Slice
 from penstock.ports import capacity
-from penstock.ports.capacity import Seen
+from penstock.ports.capacity import Address, Existing, Seen
 
 #: Labels of everything we make: the installation, and the one creation.
 OWNER_LABEL: Final = "penstock"
 MACHINE_LABEL: Final = "penstock-machine"
+#: Labels of what we adopted: the slice that it is, and whether it stays when we let it go.
+SLICE_LABEL: Final = "penstock-slice"
+KEEP_LABEL: Final = "penstock-keep"
+_OUR_LABELS: Final = (OWNER_LABEL, MACHINE_LABEL, SLICE_LABEL, KEEP_LABEL)
 MACHINE_KEY: Final = "penstock-machine"  #: the same creation, where the machine itself can read it
 
 #: The API counts and spells otherwise than people do.
@@ -92,7 +97,7 @@ def node_body(
     body: dict[str, Any] = {
         "acceleratorType": accelerator_type(wanted.accelerator),
         "runtimeVersion": wish.runtime_version or defaults.runtime_version or known.runtime_version,
-        "labels": {OWNER_LABEL: label, MACHINE_LABEL: machine, "penstock-pool": wanted.pool[:63]},
+        "labels": {OWNER_LABEL: label, MACHINE_LABEL: machine, "penstock-pool": _label(wanted.pool)},
         "metadata": {MACHINE_KEY: machine, **metadata},
         "networkConfig": network,
         "schedulingConfig": {
@@ -106,8 +111,13 @@ def node_body(
     if wish.tags:
         body["tags"] = list(wish.tags)
     if wish.disks:
-        body["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_ONLY_MANY"} for disk in wish.disks]
+        body["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_ONLY"} for disk in wish.disks]
     return body
+
+
+def _label(text: str) -> str:
+    """A word as labels may be: 63 lower-case letters, digits, dashes and underscores."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 
 def queued_body(wanted: Slice, parent: str, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +155,38 @@ def seen_node(node: Mapping[str, Any], zone: str) -> Seen:
         state=_NODE_STATES.get(said, capacity.REPAIRING),
         label=labels.get(OWNER_LABEL),
         detail=detail if said == "READY" else f"{said}{': ' if detail else ''}{detail}",
+    )
+
+
+def host_addresses(node: Mapping[str, Any]) -> tuple[Address, ...]:
+    """Where a node's hosts are."""
+    return tuple(
+        Address(str(one.get("ipAddress") or ""), str((one.get("accessConfig") or {}).get("externalIp") or ""))
+        for one in node.get("networkEndpoints") or ()
+    )
+
+
+def adopted_labels(node: Mapping[str, Any], owner: str, slice: str, machine: str, *, own: bool) -> dict[str, str]:
+    """The labels of a node that becomes ours, beside those it has. With `own` it goes when we let it go."""
+    ours = {OWNER_LABEL: owner, MACHINE_LABEL: machine, SLICE_LABEL: slice}
+    return {**without_ours(node), **ours, **({} if own else {KEEP_LABEL: "yes"})}
+
+
+def without_ours(node: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in (node.get("labels") or {}).items() if key not in _OUR_LABELS}
+
+
+def existing(node: Mapping[str, Any], zone: str) -> Existing:
+    """A node as somebody who wants to adopt it sees it."""
+    labels, bought = node.get("labels") or {}, node.get("schedulingConfig") or {}
+    return Existing(
+        name=str(node["name"]).rpartition("/")[2],
+        zone=zone,
+        accelerator=str(node.get("acceleratorType") or ""),
+        state=str(node.get("state", "UNKNOWN")),
+        spot=bool(bought.get("spot") or bought.get("preemptible")),
+        owner=labels.get(OWNER_LABEL),
+        slice=labels.get(SLICE_LABEL),
     )
 
 

@@ -16,13 +16,20 @@ from typing import Any, Final
 import msgspec
 
 from penstock.capacity.tpu_requests import (
+    KEEP_LABEL,
+    OWNER_LABEL,
+    SLICE_LABEL,
     Defaults,
+    adopted_labels,
+    existing,
+    host_addresses,
     is_queued,
     node_body,
     queued_body,
     seen_node,
     seen_queued,
     version,
+    without_ours,
 )
 from penstock.capacity.tpu_rest import Absent, TpuRest, operation_error
 from penstock.domain.cloud import CloudWish
@@ -32,7 +39,9 @@ from penstock.ports.capacity import (
     DELETING,
     FAILED,
     READY,
+    Address,
     CapacityError,
+    Existing,
     Listing,
     PermissionDenied,
     Seen,
@@ -87,6 +96,7 @@ class TpuVmCapacity:
         self._changed = changed
         self._creates: dict[str, _Create] = {}  #: by slice, until it is ready, failed and deleted, or old
         self._queued: dict[str, str] = {}  #: slices known to be queued resources -> API version
+        self._adopted: dict[str, str] = {}  #: slice -> the node that somebody else made and named
         self._begun = asyncio.Event()
 
     @property
@@ -126,7 +136,7 @@ class TpuVmCapacity:
         async for page in self._rest.pages(f"{parent}/nodes", "nodes"):
             complete = complete and not page.get("unreachable")
             for node in page.get("nodes", ()):
-                it = self._known(seen_node(node, zone))
+                it = self._shown(node, zone)
                 seen[it.name] = it
         async for page in self._rest.pages(f"{parent}/queuedResources", "queuedResources", version=_V2):
             complete = complete and not page.get("unreachable")
@@ -142,9 +152,9 @@ class TpuVmCapacity:
 
     async def get(self, name: str, zone: str) -> Seen | None:
         parent = self._rest.zone(zone)
-        node = await self._one(f"{parent}/nodes/{name}", _V2)
+        node = await self._one(f"{parent}/nodes/{self._adopted.get(name, name)}", _V2)
         queued = await self._one(f"{parent}/queuedResources/{name}", self._queued.get(name, _V2))
-        shown = self._known(seen_node(node, zone)) if node is not None else None
+        shown = self._shown(node, zone) if node is not None else None
         if queued is not None and (behind := seen_queued(queued, zone)) is not None:
             self._queued.setdefault(name, _V2)
             return _merged(self._known(behind), shown)
@@ -154,6 +164,9 @@ class TpuVmCapacity:
 
     async def delete(self, name: str, zone: str) -> None:
         """The queued resource first: it holds its node, and would make another."""
+        if name in self._adopted:
+            await self._let_go(name, zone)
+            return
         parent = self._rest.zone(zone)
         create = self._creates.pop(name, None)
         try:
@@ -173,6 +186,40 @@ class TpuVmCapacity:
                 self._creates[name] = create
             raise
 
+    async def addresses(self, name: str, zone: str) -> tuple[Address, ...]:
+        """Where the hosts of a slice are, in the order of their indices; none before the service knows."""
+        node = await self._one(f"{self._rest.zone(zone)}/nodes/{self._adopted.get(name, name)}", _V2)
+        return host_addresses(node) if node is not None else ()
+
+    # --- what somebody else made ---
+    async def inspect(self, name: str, zone: str) -> Existing | None:
+        """A node by its own name, whoever made it; `owner` is the controller's word where it is ours."""
+        node = await self._one(f"{self._rest.zone(zone)}/nodes/{name}", _V2)
+        if node is None:
+            return None
+        found = existing(node, zone)
+        return msgspec.structs.replace(found, owner=self._label) if found.owner == self._owner else found
+
+    async def adopt(self, name: str, zone: str, slice: str, machine: str, *, own: bool) -> None:
+        """Label a node as the slice of ours that the store already has."""
+        path = f"{self._rest.zone(zone)}/nodes/{name}"
+        node = await self._rest.call("GET", path)
+        labels = adopted_labels(node, self._owner, slice, machine, own=own)
+        await self._rest.call("PATCH", path, query={"updateMask": "labels"}, body={"labels": labels})
+        self._adopted[slice] = name
+
+    async def _let_go(self, slice: str, zone: str) -> None:
+        """What was adopted stays, without our labels, unless whoever adopted it gave it to us for good."""
+        path = f"{self._rest.zone(zone)}/nodes/{self._adopted[slice]}"
+        node = await self._one(path, _V2)
+        labels = (node or {}).get("labels") or {}
+        if node is None or labels.get(OWNER_LABEL) != self._owner or labels.get(SLICE_LABEL) != slice:
+            self._adopted.pop(slice)
+        elif labels.get(KEEP_LABEL):
+            await self._rest.call("PATCH", path, query={"updateMask": "labels"}, body={"labels": without_ours(node)})
+        else:
+            await self._rest.call("DELETE", path)
+
     async def run(self) -> None:
         """Until cancelled: follow the operations of creates, and tell when one has ended."""
         while True:
@@ -185,6 +232,15 @@ class TpuVmCapacity:
             await self._clock.sleep(FOLLOW_EVERY_S)
 
     # --- parts ---
+    def _shown(self, node: Mapping[str, Any], zone: str) -> Seen:
+        """A node as the controller knows it: one that was adopted has a name of its own and is known by its slice."""
+        seen = self._known(seen_node(node, zone))
+        slice = (node.get("labels") or {}).get(SLICE_LABEL)
+        if slice is None or seen.label != self._label:
+            return seen
+        self._adopted[slice] = seen.name
+        return msgspec.structs.replace(seen, name=slice)
+
     def _known(self, seen: Seen) -> Seen:
         """Ours under the controller's word for it. Another installation that chose that word is still not ours."""
         if seen.label == self._owner:

@@ -22,14 +22,24 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option("--no-vms", is_flag=True, help="Only the API: nodes are states and addresses, nothing runs on them.")
 @click.option("--bucket", "buckets", multiple=True, metavar="NAME", help="Make a bucket; may be repeated.")
 @click.option("--directory", type=_DIRECTORY, help="Keep objects here; without it they are in memory.")
+@click.option(
+    "--ssh-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Public keys that may log in to hosts, as root and ubuntu.",
+)
+@click.option("--ssh-port", type=click.IntRange(1, 65_535), default=2222, show_default=True, help="Of the hosts.")
 @click.pass_context
 def emulator(
     context: click.Context,
+    *,
     port: int,
     world: Path | None,
     no_vms: bool,
     buckets: tuple[str, ...],
     directory: Path | None,
+    ssh_key: Path | None,
+    ssh_port: int,
 ) -> None:
     """A cloud on 127.0.0.1, for tests and for trying things without an account.
 
@@ -47,7 +57,8 @@ def emulator(
     from penstock.wiring.emulators import run_google
 
     try:
-        run_google(buckets, port, directory, world, machines=not no_vms, ready=click.echo)
+        logins = None if ssh_key is None else (ssh_key, ssh_port)
+        run_google(buckets, port, directory, world, machines=not no_vms, ready=click.echo, logins=logins)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
 

@@ -6,7 +6,7 @@ shortened to what is unique. It must not wait for anything unless asked to (`res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.client.calls import EventFilters
     from penstock.client.client import Client
     from penstock.wire.api import AttemptView, EventView, JobView
+    from penstock.wire.cost import JobCost
 
 LIVE = ("running", "provisioning", "queued")
 RECENT = 15  #: ended jobs that `ps` shows below the live ones
@@ -159,7 +160,16 @@ def _facts(job: JobView) -> list[tuple[str, str]]:
         ("finished", moment(job.finished_at)),
         ("ran", ran),
         ("cost", "" if job.cost_usd is None else terminal.money(job.cost_usd)),
+        *(_use(job.used) if job.used is not None else ()),
     ]
+
+
+def _use(used: JobCost) -> list[tuple[str, str]]:
+    """How much of its time was worth it; `tpu cost JOB` has the parts."""
+    from penstock.cli import cost
+
+    told = {"goodput", "checkpoints", "save every"} if used.saves or used.losses else {"goodput"}
+    return [(name, text) for name, text in cost.facts(used) if name in told]
 
 
 ATTEMPTS = ("ATTEMPT", "ID", "STATE", "STAGE", "SLICES", "HOSTS", "STARTED", "RAN", "ENDED BY", "EVIDENCE")
@@ -291,5 +301,10 @@ def events(
 
 
 def event_line(event: EventView) -> str:
-    facts = " ".join(f"{name}={safe(str(value))}" for name, value in event.body.items() if value not in (None, "", []))
-    return f"{event.seq:>7}  {moment(event.at)}  {event.kind:<22} {event.id}  {facts}".rstrip()
+    line = f"{event.seq:>7}  {moment(event.at)}  {event.kind:<22} {event.id}  {event_facts(event.body)}"
+    return line.rstrip()
+
+
+def event_facts(body: Mapping[str, object]) -> str:
+    """What an event says beside its kind and subject."""
+    return " ".join(f"{name}={safe(str(value))}" for name, value in body.items() if value not in (None, "", []))

@@ -63,6 +63,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "exec": LazyCommand("penstock.cli.execute:execute", "Run a snippet of Python and print its result.", RUN),
     "ps": LazyCommand("penstock.cli.jobs:ps", "List jobs.", LOOK),
     "watch": LazyCommand("penstock.cli.watch:watch", "Keep the list of jobs on the screen.", LOOK),
+    "monitor": LazyCommand("penstock.cli.monitor:monitor", "Everything on one screen, live: slices, jobs, logs.", LOOK),
     "show": LazyCommand("penstock.cli.jobs:show", "One job: how it stands, its attempts, what went wrong.", LOOK),
     "logs": LazyCommand("penstock.cli.logs:logs", "What a job wrote, now or as it comes.", LOOK),
     "result": LazyCommand("penstock.cli.jobs:result", "The result and the artifacts of a job.", LOOK),
@@ -76,7 +77,20 @@ COMMANDS: dict[str, LazyCommand] = {
     "clean": LazyCommand("penstock.cli.clean:clean", "Remove what jobs left that ended long ago.", CHANGE),
     "slices": LazyCommand("penstock.cli.pools:slices", "What capacity there is, who uses it, what is free.", CAPACITY),
     "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, set, rm.", CAPACITY),
+    "find": LazyCommand("penstock.cli.inventory:find", "Slices of a kind: free, or whose and until when.", CAPACITY),
+    "reserve": LazyCommand("penstock.cli.inventory:reserve", "Keep a slice or a pool for your own jobs.", CAPACITY),
+    "release": LazyCommand("penstock.cli.inventory:release", "Give back what you reserved.", CAPACITY),
+    "cost": LazyCommand("penstock.cli.cost:cost", "Where chip-time and money went; how often to save.", CAPACITY),
     "queues": LazyCommand("penstock.cli.pools:queues", "Where jobs wait and how teams share: list, set, rm.", CAPACITY),
+    "solve": LazyCommand("penstock.cli.solve:solve", "What is wrong with the hosts of a slice; mend it.", CAPACITY),
+    "fleet": LazyCommand("penstock.cli.fleet:fleet", "So many slices in each zone, kept whole.", CAPACITY),
+    "zones": LazyCommand("penstock.cli.zones:zones", "Where slices can be had: odds, times, prices.", CAPACITY),
+    "describe": LazyCommand("penstock.cli.one_slice:describe", "All that is known of one slice.", CAPACITY),
+    "restart": LazyCommand("penstock.cli.one_slice:restart", "Put another slice in the place of one.", CAPACITY),
+    "adopt": LazyCommand("penstock.cli.adopt:adopt", "Take over a TPU VM that exists.", CAPACITY),
+    "ssh": LazyCommand("penstock.cli.ssh:ssh", "Enter a host, or run a command on all hosts of a slice.", CAPACITY),
+    "scp": LazyCommand("penstock.cli.ssh:scp", "Copy files to all hosts of a slice, or from one.", CAPACITY),
+    "mount": LazyCommand("penstock.cli.mount:mount", "Mount something on all hosts of a pool.", CAPACITY),
     "local": LazyCommand("penstock.cli.local:local", "Slices of this machine: ls, preempt.", CAPACITY),
     "serve": LazyCommand("penstock.cli.serve:serve", "Run the server: API, controller and local slices.", SERVER),
     "bridge": LazyCommand("penstock.cli.bridge:bridge", "Firestore documents in, results out: firestore.", SERVER),
@@ -99,40 +113,40 @@ COMMANDS: dict[str, LazyCommand] = {
     "emulator": LazyCommand(
         "penstock.cli.emulator:emulator", "A cloud on this machine: Cloud TPU and Storage APIs.", PROVE
     ),
+    "cloud": LazyCommand("penstock.cli.cloud:cloud", "A real project: selftest compares it with what is known.", PROVE),
     "doctor": LazyCommand(
         "penstock.cli.doctor:doctor", "Which walls stand around jobs here; whether a store is sound.", PROVE
     ),
 }
 
 # One of a kind, as people say it when they make one.
-OTHER_NAMES = {"pool": "pools"}
+OTHER_NAMES = {"pool": "pools", "fleets": "fleet", "check-status": "slices", "reapply": "restart"}
 
 # What the older `tpu` tool called it; docs/howto/from-tpu-manager.md has the whole table.
 FORMER_NAMES = {
     "add-tag": "tag",
-    "apply": "pools set",
+    "apply": "pools create",
     "check": "ps",
     "check-rules": "rules",
-    "check-status": "slices",
     "clear-all": "ps --state live",
     "del-config-alias": "alias rm",
     "del-dir": "dir rm",
     "delete": "pools rm",
     "dequeue": "cancel",
-    "describe": "slices",
-    "find": "slices",
     "get-settings": "settings",
     "kill-job": "kill",
+    "lian": "ssh",
     "ls": "dir",
-    "monitor": "watch",
+    "mount-disk": "mount",
     "queue": "run --detach",
-    "reapply": "pools set",
+    "rel": "release",
     "reset-settings": "settings reset",
     "set-cur": "dir set",
     "set-dir": "dir set",
     "set-settings": "settings set",
     "swap-dir": "dir swap",
     "vq": "ps --state queued",
+    "zhan": "reserve",
 }
 
 # Which extra brings a module that the bare install does not have.
@@ -145,6 +159,7 @@ EXTRA_OF_MODULE = {
     "psycopg": "postgres",
     "google": "firestore",
     "grpc": "firestore",
+    "textual": "tui",
 }
 
 # Set to 1 to see the full trace of a fault instead of one line.

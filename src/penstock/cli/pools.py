@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli import terminal
+from penstock.cli.cloud_options import cloud_options, wish, zone_words
 from penstock.cli.talk import talking
 from penstock.cli.terminal import now_s, safe, span
-from penstock.cli.words import SPAN, as_json, slice_filters
+from penstock.cli.words import BUDGET, SPAN, as_json, slice_filters
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
-    from penstock.domain.cloud import CloudWish, Mount
-    from penstock.wire.api import SliceView
+    from penstock.wire.api import QueueView, SliceView
+    from penstock.wire.inventory import BudgetRequest
 
 
 @click.group(invoke_without_command=True)
@@ -58,20 +59,6 @@ def pools(context: click.Context, as_json: bool) -> None:
         terminal.echo_table(("NAME", "ACCELERATOR", "PROVIDER", "ZONES", "SLICES", "BOUGHT", "IDLE", "TEAM"), rows)
 
 
-_MOUNT = "KIND:SOURCE:PATH"
-
-
-def _mount(word: str) -> Mount:
-    """nfs:HOST:/EXPORT:/mnt/x, gcs:BUCKET:/mnt/x or disk:NAME:/mnt/x."""
-    from penstock.domain.cloud import Mount
-
-    kind, _, rest = word.partition(":")
-    source, _, path = rest.rpartition(":")
-    if not (kind and source and path):
-        raise click.UsageError(f"--mount: {word!r} is not {_MOUNT}; such as nfs:10.0.0.2:/export:/mnt/data")
-    return Mount(kind, source, path)
-
-
 @pools.command(name="set")
 @click.argument("name")
 @click.option(
@@ -81,22 +68,8 @@ def _mount(word: str) -> Mount:
 @click.option("--zone", "--zones", "zones", multiple=True, metavar="ZONES", help="Where: names or patterns (us-*).")
 @click.option("--min", "least", type=int, default=0, show_default=True, help="Slices kept, wanted or not.")
 @click.option("--max", "most", type=int, default=1, show_default=True, help="Slices at most.")
-@click.option("--spot", "kind", flag_value="spot", help="Cheap, and may be taken away.")
-@click.option("--preemptible", "kind", flag_value="preemptible", help="The same in its older form, for a day at most.")
-@click.option("--flex-start", "kind", flag_value="flex-start", help="Waits in the cloud's queue; ends after --life.")
-@click.option("--reserved", "reservation", metavar="NAME", help="From this reservation; `any`: from whichever fits.")
-@click.option("--queued", is_flag=True, help="Ask by a queued resource where a node would do.")
-@click.option("--wait", type=SPAN, metavar="TIME", help="Give a queued request up after so long.")
-@click.option("--life", type=SPAN, metavar="TIME", help="Of flex-start slices.  [default: 7d]")
 @click.option("--idle", type=SPAN, default="10m", show_default=True, help="How long an unused slice is kept.")
-@click.option("--runtime-version", default="", metavar="NAME", help="Image of the hosts.  [default: the catalogue's]")
-@click.option("--network", default="", metavar="NAME", help="Of the hosts.")
-@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts.")
-@click.option("--service-account", default="", metavar="EMAIL", help="Whom the hosts act as.")
-@click.option("--no-external-ip", is_flag=True, help="Hosts have no address of their own outside the network.")
-@click.option("--network-tag", "tags", multiple=True, metavar="TAG", help="Of the hosts; may be repeated.")
-@click.option("--disk", "disks", multiple=True, metavar="NAME", help="Attach this disk read-only; may be repeated.")
-@click.option("--mount", "mounts", multiple=True, metavar=_MOUNT, help="On every host, nfs, gcs or disk; repeatable.")
+@cloud_options
 @as_json
 def set_pool(
     *,
@@ -120,7 +93,7 @@ def set_pool(
     """
     from penstock.wire.api import PoolRequest
 
-    chosen = tuple(zone.strip() for word in zones for zone in word.split(",") if zone.strip())
+    chosen = zone_words(zones)
     cloudy = chosen not in ((), ("local",))
     maker = provider or ("tpu_vm" if cloudy else "local")
     request = PoolRequest(
@@ -131,7 +104,7 @@ def set_pool(
         max=most,
         spot=kind in ("spot", "preemptible"),
         idle_s=idle,
-        cloud=_wish(kind, reservation, options) if maker != "local" else None,
+        cloud=wish(kind, reservation, options) if maker != "local" else None,
     )
     if maker == "local" and (kind not in (None, "spot") or reservation or any(options.values())):
         raise click.UsageError("these options are for slices of a cloud; name its zones with --zones")
@@ -142,28 +115,6 @@ def set_pool(
     else:
         where = f" in {', '.join(pool.zones)}" if cloudy else ""
         click.echo(f"{safe(pool.name)}: {pool.min} to {pool.max} slices of {pool.accelerator}{safe(where)}")
-
-
-def _wish(kind: str | None, reservation: str | None, options: dict[str, Any]) -> CloudWish:
-    from penstock.domain.cloud import ON_DEMAND, RESERVED, CloudWish
-
-    if reservation and kind is not None:
-        raise click.UsageError(f"--reserved and --{kind}: a slice is bought in one way; leave one out")
-    return CloudWish(
-        kind=RESERVED if reservation else kind or ON_DEMAND,
-        reservation="" if reservation in (None, "any") else reservation,
-        queued=options["queued"],
-        wait_s=options["wait"],
-        life_s=options["life"],
-        runtime_version=options["runtime_version"],
-        network=options["network"],
-        subnetwork=options["subnetwork"],
-        service_account=options["service_account"],
-        external_ip=not options["no_external_ip"],
-        tags=options["tags"],
-        disks=options["disks"],
-        mounts=tuple(_mount(word) for word in options["mounts"]),
-    )
 
 
 pools.add_command(set_pool, "create")
@@ -187,6 +138,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     tpu queues                                     list them
     tpu queues set night --quota 64 --weight 2     make or change one
     tpu queues set night --paused                  nothing of it starts
+    tpu queues set night --budget 500usd/month     nothing new starts once that is spent
     tpu queues rm night                            remove it, once no job is in it
     """
     if context.invoked_subcommand is not None:
@@ -206,12 +158,13 @@ def queues(context: click.Context, as_json: bool) -> None:
                 "-" if queue.borrow_chips is None else str(queue.borrow_chips),
                 f"{queue.weight:g}",
                 str(queue.band),
+                _budget(queue),
                 "paused" if queue.paused else "-",
                 safe(queue.team),
             )
             for queue in found
         ]
-        header = ("NAME", "WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND", "", "TEAM")
+        header = ("NAME", "WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND", "BUDGET", "", "TEAM")
         terminal.echo_table(header, rows, right=("WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND"))
 
 
@@ -222,20 +175,43 @@ def queues(context: click.Context, as_json: bool) -> None:
 @click.option("--borrow", type=int, metavar="CHIPS", help="Chips it may borrow from idle queues.")
 @click.option("--band", type=int, default=0, show_default=True, help="Higher bands go first and may take slices back.")
 @click.option("--paused/--running", default=False, help="Whether nothing of it starts.")
+@click.option("--budget", type=BUDGET, metavar="AMOUNT", help="Nothing new starts when it is spent: 500usd/month.")
 @as_json
 def set_queue(
-    name: str, weight: float, quota: int | None, borrow: int | None, band: int, paused: bool, as_json: bool
+    *,
+    name: str,
+    weight: float,
+    quota: int | None,
+    borrow: int | None,
+    band: int,
+    paused: bool,
+    budget: BudgetRequest | None,
+    as_json: bool,
 ) -> None:
     """Make the queue NAME, or change it to this."""
     from penstock.wire.api import QueueRequest
 
-    request = QueueRequest(weight=weight, quota_chips=quota, borrow_chips=borrow, band=band, paused=paused)
+    request = QueueRequest(
+        weight=weight, quota_chips=quota, borrow_chips=borrow, band=band, paused=paused, budget=budget
+    )
     with talking(start=True) as client:
         queue = client.put_queue(name, request)
     if as_json:
         terminal.echo_json(queue)
     else:
-        click.echo(f"{safe(queue.name)}: weight {queue.weight:g}" + (", paused" if queue.paused else ""))
+        spend = f", budget {_budget(queue)}" if queue.budget is not None else ""
+        click.echo(f"{safe(queue.name)}: weight {queue.weight:g}{spend}" + (", paused" if queue.paused else ""))
+
+
+def _budget(queue: QueueView) -> str:
+    if queue.budget is None:
+        return "-"
+    from penstock.domain.budgets import Unit, amount
+
+    unit = Unit(queue.budget.unit)
+    least = "at least " if unit is Unit.USD and queue.budget.unpriced_chip_s else ""
+    spent, limit = amount(queue.budget.spent, unit), amount(queue.budget.limit, unit)
+    return f"{least}{spent} of {limit} per {queue.budget.window}"
 
 
 @queues.command(name="rm")
@@ -249,20 +225,36 @@ def remove_queue(name: str) -> None:
 @click.command()
 @click.option("--pool", metavar="NAME", help="Only slices of this pool.")
 @slice_filters
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a sheet.")
 @as_json
 def slices(
-    *, pool: str | None, user: str | None, state: str | None, tag: str | None, since: float | None, as_json: bool
+    *,
+    pool: str | None,
+    user: str | None,
+    state: str | None,
+    tag: str | None,
+    since: float | None,
+    as_csv: bool,
+    as_json: bool,
 ) -> None:
     """List slices: what there is, who uses it, what is free."""
     with talking() as client:
         found = [each for each in chosen_slices(client, user, state, tag, since) if pool in (None, each.pool)]
-    if as_json:
+    if as_csv:
+        from penstock.cli.inventory import echo_csv
+
+        echo_csv(found)
+    elif as_json:
         terminal.echo_json(found)
     elif not found:
         click.echo("no slices")
     else:
-        header = ("ID", "ACCELERATOR", "STATE", "POOL", "ZONE", "HOSTS", "SPOT", "JOB", "")
-        terminal.echo_table(header, [_slice_row(each) for each in found], right=("HOSTS",))
+        header: tuple[str, ...] = ("ID", "ACCELERATOR", "STATE", "POOL", "ZONE", "HOSTS", "SPOT", "JOB", "")
+        rows = [_slice_row(each) for each in found]
+        if any(each.title not in ("", each.id) for each in found):
+            header = ("NAME", *header)
+            rows = [(safe(each.title or each.id), *row) for each, row in zip(found, rows, strict=True)]
+        terminal.echo_table(header, rows, right=("HOSTS",))
 
 
 def chosen_slices(

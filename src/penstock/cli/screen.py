@@ -41,16 +41,22 @@ def usable() -> bool:
 
 def fit(line: str, columns: int) -> str:
     """As much of a line as fits: colours count nothing, wide characters two; a cut is shown."""
-    taken, room = [], columns
-    parts = _PARTS.findall(line)
-    if sum(_width(part) for part in parts) <= columns:
+    if shown_width(line) <= columns:
         return line
-    for part in parts:
+    taken, room = [], columns
+    for part in _PARTS.findall(line):
         room -= _width(part)
         if room < 1:
             break
         taken.append(part)
     return "".join(taken) + RESET + "…"
+
+
+def shown_width(line: str) -> int:
+    """How many columns a line takes."""
+    if line.isascii() and "\x1b" not in line:  # most are, and a screen has thousands
+        return len(line)
+    return sum(_width(part) for part in _PARTS.findall(line))
 
 
 def _width(part: str) -> int:

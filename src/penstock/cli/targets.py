@@ -65,14 +65,21 @@ def _named(text: str, client: Client) -> Target:
     """A bare name that is no accelerator: a pool, else a slice."""
     if any(pool.name == text for pool in client.pools()):
         return Target(pool=text)
-    slices = [slice.id for slice in client.slices() if slice.id.startswith(text)]
+    slices = _slices(text, client)
     if len(slices) == 1:
         return Target(slice=slices[0])
     raise _unknown(text, client)
 
 
+def _slices(text: str, client: Client) -> list[str]:
+    """Slices with this id, this place in a fleet (`tpu-us-central1-a-0`), or an id that begins so."""
+    slices = client.slices()
+    placed = [slice.id for slice in slices if slice.title == text and slice.state in ("ready", "creating", "intended")]
+    return placed or [slice.id for slice in slices if slice.id.startswith(text)]
+
+
 def _slice(text: str, client: Client) -> str:
-    found = [slice.id for slice in client.slices() if slice.id.startswith(text)]
+    found = _slices(text, client)
     if text in found or len(found) == 1:
         return text if text in found else found[0]
     what = f"means {len(found)} slices" if found else "is no slice"

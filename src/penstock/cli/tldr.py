@@ -21,7 +21,7 @@ ONCE      tpu alias set wu config.training.warmup_steps      then: tpu run train
           tpu dir set 2                         then: tpu run --dir 2 train.py
           tpu secret set WANDB_API_KEY          then: tpu run --secret WANDB_API_KEY train.py
           tpu settings set style hydra          eval "$(tpu completion bash)"
-CAPACITY  tpu slices   tpu queues   tpu pools   tpu pools set big --on v5e-8 --max 4
+CAPACITY  tpu slices   tpu queues   tpu pools   tpu pools set big --on v5e-8 --max 4   tpu cost
 SERVER    none needed: `tpu run` starts one here, `tpu down` stops it; `tpu serve` for a team,
           PENSTOCK_URL and PENSTOCK_TOKEN to use another
 EXIT      0 well; 1-255 the program's own; 124 timeout; 130 cancelled or Ctrl-C; 137 memory;

@@ -17,11 +17,14 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from penstock.wire.inventory import BudgetRequest
+
 ARRAY_MEMBERS_MAX = 100_000  #: of one array: what the fault list asks us to survive
 
 _SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)([smhdw]?))")
 _SPAN_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_BUDGET = re.compile(r"\$?([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(usd|chip-?hours?)?/(day|week|month)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,6 +137,23 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, text
 
 
+class BudgetAmount(click.ParamType["BudgetRequest"]):
+    """What may be spent, written 500usd/month, $20/day or 1000chip-hours/week."""
+
+    name = "budget"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> BudgetRequest:
+        from penstock.domain.budgets import Unit, Window
+        from penstock.wire.inventory import BudgetRequest
+
+        match = _BUDGET.fullmatch(str(value).strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is no budget; write it as 500usd/month, 20usd/day or 1000chip-hours/week", param, ctx)
+        unit = Unit.USD if match[2] in (None, "usd") else Unit.CHIP_HOURS
+        return BudgetRequest(limit=float(match[1]), unit=unit, window=Window(match[3]))
+
+
 class JobId(click.ParamType[str]):
     """A job's id or the beginning of it; the shell completes it from the newest jobs."""
 
@@ -154,6 +174,7 @@ class JobId(click.ParamType[str]):
 
 JOB = JobId()
 SPAN = Span()
+BUDGET = BudgetAmount()
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

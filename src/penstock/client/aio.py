@@ -26,8 +26,10 @@ from penstock.client.settings import required
 from penstock.client.wishes import Isolation, JobOptions
 from penstock.domain import limits
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES
-from penstock.wire import api
+from penstock.wire import api, capacity, solving
 from penstock.wire.api import CommandRequest, JobRequest
+from penstock.wire.cost import CostPage, JobCost
+from penstock.wire.inventory import ReservationView, ReserveRequest
 
 T = TypeVar("T")
 
@@ -324,17 +326,18 @@ class AsyncClient:
         host: int | None = None,
         stream: str | None = None,
         attempt: str | None = None,
+        tail: int | None = None,
     ) -> AsyncIterator[api.LogChunk]:
         """What a job's processes wrote, as chunks; `client.results.log_bytes` gives a chunk's bytes.
 
         All attempts, hosts and streams (`out`, `err`, `log`), in the order they arrived, unless one is named. With
-        `follow` until the job ends.
+        `follow` until the job ends. `tail`: from about so many bytes before the end of each stream.
         """
 
         async def complete() -> bool:
             return not follow or await self._ended(id)
 
-        wanted = calls.log_stream(id, follow=follow, host=host, stream=stream, attempt=attempt)
+        wanted = calls.log_stream(id, follow=follow, host=host, stream=stream, attempt=attempt, tail=tail)
         async with aclosing(self._transport.follow(wanted, complete=complete)) as chunks:
             async for chunk in chunks:
                 if stream in (None, chunk.stream):
@@ -377,6 +380,61 @@ class AsyncClient:
     async def preempt(self, slice: str, *, notice_s: float = 0.0) -> None:
         """Take a local slice away, as a cloud would."""
         await self._send(calls.preempt(slice, notice_s))
+
+    async def hosts(self, slice: str) -> tuple[capacity.HostView, ...]:
+        """The hosts of a slice and their addresses."""
+        return (await self._send(calls.hosts(slice))).hosts
+
+    async def replace_slice(self, slice: str, *, now: bool = False) -> capacity.ReplaceReply:
+        """Let a slice go for another; with `now` a job on it goes on elsewhere at once."""
+        return await self._send(calls.replace_slice(slice, now))
+
+    async def recreate(self, pool: str) -> capacity.RecreateReply:
+        """Look for what is broken in a pool, and try its resting zones, now."""
+        return await self._send(calls.recreate(pool))
+
+    async def adopt(self, name: str, zone: str, *, own: bool = False) -> capacity.AdoptReply:
+        """Take over a TPU that exists; the reply has what its hosts must run."""
+        return await self._send(calls.adopt(capacity.AdoptRequest(name, zone, own)))
+
+    async def zones(self) -> tuple[capacity.ZoneView, ...]:
+        """What is known of each zone that pools may use."""
+        return (await self._send(calls.zones())).zones
+
+    async def solve(self, slice: str, *, dry_run: bool = False) -> solving.SolveView:
+        """Have every host of a slice looked at and mended, or only looked at; `solved` tells what came of it."""
+        return await self._send(calls.solve(slice, dry_run))
+
+    async def solved(self, slice: str, run: str, *, wait_s: float = 0.0) -> solving.SolveView:
+        """How far that is; with `wait_s` it is answered when it is done, or after that time."""
+        return await self._send(calls.solved(slice, run, wait_s))
+
+    async def cost(
+        self, by: str = "job", *, since: float | None = None, until: float | None = None, limit: int | None = None
+    ) -> CostPage:
+        """Where chip-seconds and money went, by job, user, queue or zone; of the last week unless told."""
+        return await self._send(calls.cost_page(by, since, until, limit))
+
+    async def job_cost(self, id: str) -> JobCost:
+        """What one job used, and how often it should save."""
+        return await self._send(calls.job_cost(id))
+
+    async def reserve(
+        self,
+        slice: str | None = None,
+        *,
+        pool: str | None = None,
+        for_s: float = 43_200.0,
+        note: str = "",
+        user: str | None = None,
+    ) -> ReservationView:
+        """Keep a slice, or all of a pool, for one's own jobs; it ends by itself."""
+        wanted = ReserveRequest(for_s=for_s, note=note, user=user)
+        return await self._send(calls.reserve(slice, pool, wanted))
+
+    async def release(self, slice: str | None = None, *, pool: str | None = None) -> None:
+        """End a reservation."""
+        await self._send(calls.release(slice, pool))
 
     # --- secrets, bytes, the server itself ---
     async def secrets(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.client.errors import bad_input, unreadable
 from penstock.domain import limits
-from penstock.wire import api
+from penstock.wire import api, capacity, cost, inventory, solving
 
 T = TypeVar("T")
 Query = Mapping[str, str | float | None]
@@ -208,11 +208,11 @@ def event_stream(id: str | None, after: int | None, filters: EventFilters) -> St
 
 
 def log_stream(
-    id: str, *, follow: bool, host: int | None, stream: str | None, attempt: str | None
+    id: str, *, follow: bool, host: int | None, stream: str | None, attempt: str | None, tail: int | None = None
 ) -> Stream[api.LogChunk]:
     if host is not None and not follow:
         stream = None  # one stream of one host comes as bytes, which have no chunks: the caller picks it out of three
-    query: Query = {"host": host, "stream": stream, "attempt": attempt, "follow": follow}
+    query: Query = {"host": host, "stream": stream, "attempt": attempt, "follow": follow, "tail": tail}
     path = _job(id, verb="logs")
     return Stream(path + _query(query), read_as(api.LogChunk, path), live=follow)
 
@@ -273,6 +273,61 @@ def preempt(slice: str, notice_s: float) -> Request[None]:
     """Not repeatable: a slice made anew under the same question would be taken as well."""
     body = _ENCODER.encode(api.PreemptRequest(notice_s))
     return Request("POST", f"/v1/slices/{part('slice', slice)}/preempt", _nothing, body, repeatable=False)
+
+
+def hosts(slice: str) -> Request[capacity.HostPage]:
+    return _get(f"/v1/slices/{part('slice', slice)}/hosts", capacity.HostPage)
+
+
+def replace_slice(slice: str, now: bool) -> Request[capacity.ReplaceReply]:
+    return _send(
+        "POST", f"/v1/slices/{part('slice', slice)}/replace", capacity.ReplaceRequest(now), capacity.ReplaceReply
+    )
+
+
+def recreate(pool: str) -> Request[capacity.RecreateReply]:
+    path = f"/v1/pools/{part('pool', pool)}/recreate"
+    return Request("POST", path, read_as(capacity.RecreateReply, path))
+
+
+def adopt(wanted: capacity.AdoptRequest) -> Request[capacity.AdoptReply]:
+    return _send("POST", "/v1/adopt", wanted, capacity.AdoptReply)
+
+
+def zones() -> Request[capacity.ZonePage]:
+    return _get("/v1/zones", capacity.ZonePage)
+
+
+def solve(slice: str, dry_run: bool) -> Request[solving.SolveView]:
+    """Repeatable: while a run is under way, another question for it is answered with the same run."""
+    return _send("POST", f"/v1/slices/{part('slice', slice)}/solve", solving.SolveRequest(dry_run), solving.SolveView)
+
+
+def solved(slice: str, run: str, wait_s: float) -> Request[solving.SolveView]:
+    path = f"/v1/slices/{part('slice', slice)}/solve" + _query({"run": run, "wait": wait_s})
+    return _get(path, solving.SolveView)
+
+
+def cost_page(by: str, since: float | None, until: float | None, limit: int | None) -> Request[cost.CostPage]:
+    return _get("/v1/cost" + _query({"by": by, "since": since, "until": until, "limit": limit}), cost.CostPage)
+
+
+def job_cost(id: str) -> Request[cost.JobCost]:
+    return _get(_job(id, verb="cost"), cost.JobCost)
+
+
+def _claim(slice: str | None, pool: str | None) -> str:
+    return f"/v1/pools/{part('pool', pool)}" if pool is not None else f"/v1/slices/{part('slice', slice or '')}"
+
+
+def reserve(
+    slice: str | None, pool: str | None, wanted: inventory.ReserveRequest
+) -> Request[inventory.ReservationView]:
+    return _send("PUT", f"{_claim(slice, pool)}/reservation", wanted, inventory.ReservationView)
+
+
+def release(slice: str | None, pool: str | None) -> Request[None]:
+    return Request("DELETE", f"{_claim(slice, pool)}/reservation", _nothing)
 
 
 # --- secrets, bytes, the server itself ---

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.controller.jobs import end_job
 from penstock.controller.verbs import Outdated, reserve_all, save_job, save_slice, verb
-from penstock.domain import limits, policies
+from penstock.domain import budgets, limits, policies
 from penstock.domain.lifecycle import (
     LIVE_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
@@ -21,7 +21,8 @@ from penstock.domain.lifecycle import (
     JobState,
     SliceState,
 )
-from penstock.domain.nouns import Attempt, Bound, Chain, Job, Queue, Slice, StopOrder
+from penstock.domain.nouns import Attempt, Bound, Chain, Job, Queue, Save, Slice, StopOrder
+from penstock.domain.reservations import others_claim
 from penstock.ports.store import Transaction
 
 
@@ -49,7 +50,10 @@ def place_one(tx: Transaction, wanted: Placement) -> None:
     if chain.live or chain.done or wanted.replica >= job.spec.replicas.max:
         raise Outdated(f"replica {wanted.replica} is live or done")
     slices = tx.slices(wanted.slices)
-    _check_gang(job, slices, wanted)
+    _check_gang(job, slices, wanted, tx.at)
+    pool = tx.pool(slices[0].pool)
+    if pool is not None and others_claim(pool.reserved, job.spec.user, tx.at) and slices[0].reserved is None:
+        raise Outdated(f"pool {pool.name} is reserved")
     reserve_all(tx, [("queue", job.spec.queue, wanted.chips), ("cohort", job.spec.team, wanted.chips)])
     fence = next_fence(job)
     attempt = Attempt(
@@ -67,6 +71,10 @@ def place_one(tx: Transaction, wanted: Placement) -> None:
         stage=chain.stage,
         band=wanted.band,
         borrowed=wanted.borrowed,
+        user=job.spec.user,
+        zone=slices[0].zone,
+        usd_per_chip_hour=slices[0].usd_per_chip_hour,
+        waited_s=max(0.0, tx.at - waits_since(job, chain)),
     )
     tx.add(
         attempt,
@@ -101,6 +109,14 @@ def place_one(tx: Transaction, wanted: Placement) -> None:
     save_job(tx, job, placed, "job.placed", facts, fence=fence)
 
 
+def waits_since(job: Job, chain: Chain) -> float:
+    """When a replica began to wait for capacity; a job that waited for others first does so from its last change."""
+    if chain.freed_at is not None:
+        return chain.freed_at
+    bound = bool(job.spec.after) or job.spec.throttle is not None
+    return max(job.created_at, job.updated_at) if bound else job.created_at
+
+
 def may_start(job: Job) -> bool:
     """Whether a replica of this job may be placed at all."""
     ending = job.state in TERMINAL_JOB_STATES or job.cancel_at is not None or job.cause is not None
@@ -112,7 +128,7 @@ def next_fence(job: Job) -> int:
     return job.fence + 1
 
 
-def _check_gang(job: Job, slices: list[Slice], wanted: Placement) -> None:
+def _check_gang(job: Job, slices: list[Slice], wanted: Placement, now: float) -> None:
     if len(slices) != job.spec.resources.slices or len(set(wanted.slices)) != len(slices):
         raise Outdated(f"needs {job.spec.resources.slices} slices")
     if sum(slice.chips for slice in slices) != wanted.chips:
@@ -122,6 +138,8 @@ def _check_gang(job: Job, slices: list[Slice], wanted: Placement) -> None:
             raise Outdated(f"slice {slice.id} is not free")
         if slice.team != job.spec.team:
             raise Outdated(f"slice {slice.id} belongs to another team")
+        if others_claim(slice.reserved, job.spec.user, now):
+            raise Outdated(f"slice {slice.id} is reserved")
         if slice.accelerator not in job.spec.resources.accelerators:
             raise Outdated(f"slice {slice.id} is a {slice.accelerator}")
         if slice.accelerator != slices[0].accelerator or slice.zone != slices[0].zone:
@@ -142,6 +160,21 @@ def stop(tx: Transaction, id: str, why: str) -> None:
         raise Outdated(f"{id} is stopping already")
     ordered = msgspec.structs.replace(attempt, stop=StopOrder(why, tx.at))
     tx.save(ordered, "attempt.stopping", body={"why": why})
+
+
+@verb
+def note_save(tx: Transaction, id: str, host: int, cost_s: float | None, at: float | None = None) -> None:
+    """A checkpoint of one host is whole in the root: what ran before it is not lost any more."""
+    attempt = live_attempt(tx, id)
+    old = next((save for save in attempt.saves if save.host == host), None)
+    save = Save(
+        host=host,
+        at=tx.at if at is None else min(at, tx.at),
+        count=1 if old is None else old.count + 1,
+        cost_s=cost_s if cost_s is not None or old is None else old.cost_s,
+    )
+    saves = (*(each for each in attempt.saves if each.host != host), save)
+    tx.save(msgspec.structs.replace(attempt, saves=saves), "attempt.saved", body={"host": host, "count": save.count})
 
 
 class Fenced(msgspec.Struct, frozen=True):
@@ -233,7 +266,10 @@ def _charge(tx: Transaction, attempt: Attempt) -> None:
         return
     chip_s = attempt.chips * max(0.0, tx.at - attempt.created_at)
     charged = msgspec.structs.replace(
-        queue, used_chip_s=used_now(queue, tx.at) + chip_s, used_at=max(queue.used_at, tx.at)
+        queue,
+        used_chip_s=used_now(queue, tx.at) + chip_s,
+        used_at=max(queue.used_at, tx.at),
+        spent=budgets.charged(queue.spent, attempt.created_at, tx.at, attempt.chips, attempt.usd_per_chip_hour),
     )
     tx.save(charged, "queue.charged", body={"chip_s": chip_s, "attempt": attempt.id})
 
@@ -249,7 +285,8 @@ def _go_on(tx: Transaction, job: Job, attempt: Attempt, cause: Cause) -> None:
     ran_s = tx.at - attempt.started_at if attempt.started_at is not None else None
     salt = f"{attempt.id}/{attempt.fence}"
     decision = policies.decide(job.spec.rule, job.chain(attempt.replica), cause, ran_s, tx.at, salt)
-    after = msgspec.structs.replace(job, chains=with_chain(job, decision.chain), updated_at=tx.at)
+    freed = msgspec.structs.replace(decision.chain, freed_at=tx.at)
+    after = msgspec.structs.replace(job, chains=with_chain(job, freed), updated_at=tx.at)
     facts = {"replica": attempt.replica, "cause": cause.value, "reason": decision.reason}
     failing = decision.go is policies.Go.STOP and cause not in (Cause.SUCCEEDED, Cause.CANCELLED)
     if failing and job.cancel_at is None and job.cause is None:

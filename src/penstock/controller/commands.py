@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.controller import jobs, settings
+from penstock.controller import attempts, inventory, jobs, settings, slices
 from penstock.controller.jobs import CancelAnswer, NewJob, NotFound, Submitted
 from penstock.domain import admission, limits
 from penstock.domain.admission import BadInput
 from penstock.domain.ids import IdMaker
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES
-from penstock.domain.nouns import Attempt, Job, JobSpec, Pool, Queue, Team
+from penstock.domain.nouns import Attempt, Job, JobSpec, Pool, Queue, Reservation, Slice, Team
 from penstock.ports.clock import Clock
 from penstock.ports.store import Reader, Store
 
@@ -124,12 +124,37 @@ class Commands:
         """Take a queue away; refused while an unfinished job is in it."""
         return await self._store.transact(settings.delete_queue, name)
 
+    async def reserve_slice(self, id: str, wanted: Reservation | None, user: str | None) -> Slice:
+        """Reserve a slice for one user, or give it back; `user` may replace only an own claim, None anybody's."""
+        return await self._store.transact(inventory.reserve_slice, id, wanted, user)
+
+    async def reserve_pool(self, name: str, wanted: Reservation | None, user: str | None) -> Pool:
+        """The same for all slices of a pool."""
+        return await self._store.transact(inventory.reserve_pool, name, wanted, user)
+
+    async def note_save(self, attempt: str, host: int, cost_s: float | None, at: float | None = None) -> None:
+        """A checkpoint of one host of an attempt is whole in the root since `at`; None: since now."""
+        await self._store.transact(attempts.note_save, attempt, host, cost_s, at)
+
     async def put_pool(self, pool: Pool) -> Pool:
         """Create a pool, or resize it."""
         return await self._store.transact(settings.put_pool, admission.normal_pool(pool))
 
     async def delete_pool(self, name: str) -> Pool:
         return await self._store.transact(settings.delete_pool, name)
+
+    async def recreate(self, pool: str) -> tuple[str, ...]:
+        """Ask zones of a pool at once that rest after refusals; answers which."""
+        return await self._store.transact(settings.retry_zones, pool)
+
+    async def replace_slice(self, id: str, why: str, *, now: bool) -> Slice:
+        """Let a slice go for another; with `now` a job on it goes on elsewhere."""
+        return await self._store.transact(slices.replace, id, why, now)
+
+    async def adopt(self, pool: Pool, machine: str) -> Slice:
+        """Take in what exists, as the one slice of a pool of its own."""
+        made = await self.put_pool(pool)
+        return await self._store.transact(slices.adopt, made, self._ids.make("slice", self._clock.now()), machine)
 
     async def limit_provider(self, provider: str, chips: int | None) -> None:
         if chips is not None:

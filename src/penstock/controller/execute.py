@@ -53,6 +53,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     team: str
     wanted: tuple[tuple[str, str], ...]
     race: str | None
+    number: int | None = None
 
 
 Step = (
@@ -84,9 +85,9 @@ def _carry_out_one(tx: Transaction, step: Step) -> None:
         case attempts.Placement():
             attempts.place_one(tx, step)
         case Wish():
-            slices.intend(tx, step.pool, step.team, step.wanted, step.race)
+            slices.intend(tx, step.pool, step.team, step.wanted, step.race, step.number)
         case actions.Release():
-            slices.release(tx, step.slice, step.why)
+            slices.release(tx, step.slice, step.why, step.useless)
         case actions.Drain():
             slices.drain(tx, step.slice, step.why)
         case actions.Bury():
@@ -167,7 +168,7 @@ class Executor:
             case actions.Intend():
                 race = self._ids.make("race", now) if len(action.zones) > 1 else None
                 wanted = tuple((self._ids.make("slice", now), zone) for zone in action.zones)
-                return Wish(pool=action.pool, team=action.team, wanted=wanted, race=race)
+                return Wish(pool=action.pool, team=action.team, wanted=wanted, race=race, number=action.number)
             case actions.Create() | actions.Delete() | actions.Ask() | actions.Fence():
                 return None
             case _:

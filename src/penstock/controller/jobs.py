@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.controller.verbs import Outdated, save_job, verb
 from penstock.domain.admission import BadInput
+from penstock.domain.cost import hold_of, hours_of
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, Cause, JobState
 from penstock.domain.nouns import Job, JobSpec
 from penstock.ports.store import Transaction
@@ -253,6 +254,8 @@ def purge(tx: Transaction, ids: Sequence[str], older_than: float) -> int:
     gone = 0
     for job in tx.jobs(ids):
         if job.state in TERMINAL_JOB_STATES and job.finished_at is not None and job.finished_at < older_than:
+            closed = [hold_of(attempt) for attempt in tx.attempts_of(job.id)]
+            tx.sum_up([hour for hold in closed for hour in hours_of(hold)])
             tx.purge(job)
             gone += 1
     return gone

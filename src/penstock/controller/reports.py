@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from penstock.controller.attempts import close_attempt
-from penstock.controller.slices import fail_slice, settle_ready
+from penstock.controller.slices import fail_slice, settle_ready, vacate
 from penstock.controller.verbs import save_job, save_slice, verb
 from penstock.domain.custody import Held, Launch, Phase, SyncReply, SyncRequest
 from penstock.domain.endings import end_of
@@ -41,7 +41,7 @@ def hear(tx: Transaction, request: SyncRequest) -> SyncReply:
         return SyncReply(welcome=False, why=refusal)
     slice = _join(tx, slice, request)
     if request.notice:
-        slice = _take_notice(tx, slice)
+        slice = vacate(tx, slice, "notice", "the platform gave notice")
     for held in request.held:
         _merge(tx, slice, request, held)
     return answer(tx, tx.slice(slice.id) or slice, request)
@@ -83,26 +83,6 @@ def _join(tx: Transaction, slice: Slice, request: SyncRequest) -> Slice:
         incarnation=request.incarnation,
     )
     return settle_ready(tx, slice)
-
-
-def _take_notice(tx: Transaction, slice: Slice) -> Slice:
-    """Place nothing more here. One host's notice stops the whole gang, so that all of it can save."""
-    if slice.state is SliceState.READY:
-        slice = save_slice(
-            tx,
-            slice,
-            msgspec.structs.replace(slice, state=SliceState.DRAINING, idle_since=None, why="notice"),
-            "slice.draining",
-            why="the platform gave notice",
-        )
-    attempt = tx.attempt(slice.attempt) if slice.attempt else None
-    if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop is None:
-        tx.save(
-            msgspec.structs.replace(attempt, stop=StopOrder("drained", tx.at)),
-            "attempt.stopping",
-            body={"why": "drained"},
-        )
-    return slice
 
 
 def _merge(tx: Transaction, slice: Slice, request: SyncRequest, held: Held) -> None:

@@ -40,7 +40,9 @@ def put_queue(tx: Transaction, queue: Queue) -> Queue:
         raise BadInput("team", queue.team, f"cannot change: queue {queue.name} belongs to {old.team}")
     else:
         saved = tx.save(
-            msgspec.structs.replace(queue, version=old.version, used_chip_s=old.used_chip_s, used_at=old.used_at),
+            msgspec.structs.replace(
+                queue, version=old.version, used_chip_s=old.used_chip_s, used_at=old.used_at, spent=old.spent
+            ),
             "queue.edited",
             body=body,
         )
@@ -71,6 +73,7 @@ def _queue_facts(queue: Queue) -> dict[str, object]:
         "borrow_chips": queue.borrow_chips,
         "band": queue.band,
         "paused": queue.paused,
+        "budget": None if queue.budget is None else queue.budget.text,
     }
 
 
@@ -102,15 +105,29 @@ def put_pool(tx: Transaction, pool: Pool) -> Pool:
             raise BadInput(field, getattr(pool, field), rule, "make a new pool")
     if old.cloud != pool.cloud:
         _forgive_zones(tx, pool)
-    return tx.save(msgspec.structs.replace(pool, version=old.version), "pool.edited", body=body)
+    kept = msgspec.structs.replace(pool, version=old.version, reserved=old.reserved)
+    return tx.save(kept, "pool.edited", body=body)
 
 
-def _forgive_zones(tx: Transaction, pool: Pool) -> None:
-    """Its slices are made otherwise from now on: what went wrong before says nothing any more."""
+def _forgive_zones(tx: Transaction, pool: Pool) -> tuple[str, ...]:
+    """What went wrong before says nothing any more, because something was changed or mended. Answers where."""
+    forgiven = []
     for name in pool.zones:
         zone = tx.zone(zone_id(pool.provider, name, pool.accelerator, pool.spot))
         if zone is not None and zone.backoff_until:
             tx.save(zones.forgiven(zone), "zone.learned", body={"outcome": "forgiven"})
+            if zone.backoff_until > tx.at:
+                forgiven.append(name)
+    return tuple(forgiven)
+
+
+@verb
+def retry_zones(tx: Transaction, name: str) -> tuple[str, ...]:
+    """Somebody says that it is worth trying: zones of a pool that rest are asked at once. Answers which."""
+    pool = tx.pool(name)
+    if pool is None or pool.deleted:
+        raise NotFound("pool", name)
+    return _forgive_zones(tx, pool)
 
 
 @verb

@@ -13,7 +13,7 @@ import msgspec
 from penstock.controller.verbs import Outdated, save_slice, verb
 from penstock.domain import limits
 from penstock.domain.lifecycle import BROKEN_SLICE_STATES, LIVE_ATTEMPT_STATES, SliceState
-from penstock.domain.nouns import Pool, Slice, Zone, zone_id
+from penstock.domain.nouns import Pool, Slice, StopOrder, Zone, zone_id
 from penstock.planner import zones
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, Seen
 from penstock.ports.store import Transaction
@@ -24,7 +24,14 @@ _HELD = (*_COMING, SliceState.READY, SliceState.DRAINING)
 
 
 @verb
-def intend(tx: Transaction, pool_name: str, team: str, wanted: Sequence[tuple[str, str]], race: str | None) -> None:
+def intend(
+    tx: Transaction,
+    pool_name: str,
+    team: str,
+    wanted: Sequence[tuple[str, str]],
+    race: str | None,
+    number: int | None = None,
+) -> None:
     """Commit the wish for one slice, in one zone or racing in several: `wanted` is (name, zone) of each."""
     pool = tx.pool(pool_name)
     if pool is None or pool.deleted or tx.control().maintenance:
@@ -32,10 +39,12 @@ def intend(tx: Transaction, pool_name: str, team: str, wanted: Sequence[tuple[st
     if team != pool.team and team not in pool.teams:
         raise Outdated(f"team {team} may not use pool {pool_name}")
     for id, zone in wanted:
-        _intend_one(tx, pool, team, id, zone, race)
+        _intend_one(tx, pool, team, id, zone, race, number)
 
 
-def _intend_one(tx: Transaction, pool: Pool, team: str, id: str, zone: str, race: str | None) -> None:
+def _intend_one(
+    tx: Transaction, pool: Pool, team: str, id: str, zone: str, race: str | None, number: int | None
+) -> None:
     slice = Slice(
         id=id,
         team=team,
@@ -47,7 +56,9 @@ def _intend_one(tx: Transaction, pool: Pool, team: str, id: str, zone: str, race
         hosts=pool.hosts,
         spot=pool.spot,
         cloud=pool.cloud,
+        usd_per_chip_hour=0.0 if pool.provider == "local" else pool.usd_per_chip_hour,
         race=race,
+        number=number,
         intended_at=tx.at,
     )
     save_slice(
@@ -93,7 +104,12 @@ def _observe_one(tx: Transaction, slice: Slice, seen: Seen) -> None:
         slice = save_slice(
             tx,
             slice,
-            msgspec.structs.replace(slice, provider_state=seen.state, provider_id=seen.provider_id),
+            msgspec.structs.replace(
+                slice,
+                provider_state=seen.state,
+                provider_id=seen.provider_id,
+                up_at=tx.at if seen.state == READY and slice.up_at is None else slice.up_at,
+            ),
             "slice.observed",
             provider_state=seen.state,
         )
@@ -187,7 +203,57 @@ def drain(tx: Transaction, id: str, why: str) -> None:
 
 
 @verb
-def release(tx: Transaction, id: str, why: str) -> None:
+def adopt(tx: Transaction, pool: Pool, id: str, machine: str) -> Slice:
+    """Something that exists becomes a slice of ours. It is never asked for: it has a machine from the beginning."""
+    _intend_one(tx, pool, pool.team, id, pool.zones[0], None, None)
+    slice = _slice(tx, id)
+    return save_slice(
+        tx,
+        slice,
+        msgspec.structs.replace(slice, state=SliceState.CREATING, provider_id=machine),
+        "slice.creating",
+        provider_id=machine,
+    )
+
+
+def vacate(tx: Transaction, slice: Slice, why: str, told: str) -> Slice:
+    """Place nothing more here, and stop what is: the whole gang, so that all of it can save. Not a verb."""
+    if slice.state is SliceState.READY:
+        slice = save_slice(
+            tx,
+            slice,
+            msgspec.structs.replace(slice, state=SliceState.DRAINING, idle_since=None, why=why),
+            "slice.draining",
+            why=told,
+        )
+    attempt = tx.attempt(slice.attempt) if slice.attempt else None
+    if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop is None:
+        tx.save(
+            msgspec.structs.replace(attempt, stop=StopOrder("drained", tx.at)),
+            "attempt.stopping",
+            body={"why": "drained"},
+        )
+    return slice
+
+
+@verb
+def replace(tx: Transaction, id: str, why: str, now: bool) -> Slice:
+    """Somebody wants another slice in its place. A job on it ends first; with `now` it goes on elsewhere."""
+    slice = _slice(tx, id)
+    attempt = tx.attempt(slice.attempt) if slice.attempt else None
+    if slice.state not in _HELD:
+        return slice
+    if attempt is None or attempt.state not in LIVE_ATTEMPT_STATES:
+        return release_slice(tx, slice, why)
+    if now:
+        return vacate(tx, slice, why, why)
+    if slice.state is SliceState.READY:
+        drain(tx, id, why)
+    return _slice(tx, id)
+
+
+@verb
+def release(tx: Transaction, id: str, why: str, useless: bool = False) -> None:
     """Commit that a slice is leaving; only after this may its delete be called."""
     slice = _slice(tx, id)
     if slice.attempt is not None:
@@ -196,6 +262,9 @@ def release(tx: Transaction, id: str, why: str) -> None:
             raise Outdated(f"slice {id} is in use by {attempt.id}")
     if slice.state in _COMING and tx.at - slice.intended_at >= limits.CREATE_TIMEOUT_S:
         _learn(tx, slice, "refused")  # a zone that never delivers is a dry one
+    elif useless:
+        # Whether its hosts cannot reach us or never came up: each further try is paid for.
+        _learn(tx, slice, "refused", why=f"slice {id}: {why}")
     release_slice(tx, slice, why)
 
 

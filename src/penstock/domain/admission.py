@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from penstock.domain import catalogue, limits
+from penstock.domain.budgets import LIMIT_MAX
 from penstock.domain.nouns import JobSpec, Pool, Queue, Snippet
 from penstock.domain.policies import PRESETS
 
@@ -141,3 +142,5 @@ def check_queue(queue: Queue) -> None:
     for field, value in (("quota_chips", queue.quota_chips), ("borrow_chips", queue.borrow_chips)):
         if value is not None:
             check_number(field, value, 0, 10_000_000)
+    if queue.budget is not None:
+        check_number("budget.limit", queue.budget.limit, 0, LIMIT_MAX)

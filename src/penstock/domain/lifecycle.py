@@ -105,6 +105,7 @@ ATTEMPT_TABLE: Table = {
     **_to((AttemptState.ASSIGNED, AttemptState.LAUNCHING), "attempt.launched", AttemptState.LAUNCHING),
     (AttemptState.LAUNCHING, "attempt.started"): AttemptState.RUNNING,
     **_same(_LIVE_ATTEMPT, "attempt.reported", "attempt.stopping", "attempt.fencing", "attempt.fenced"),
+    **_same(_LIVE_ATTEMPT, "attempt.saved"),
     **_to(_LIVE_ATTEMPT, "attempt.closed", AttemptState.CLOSED),
     **_same(tuple(AttemptState), "attempt.report_rejected"),
 }
@@ -116,6 +117,7 @@ SLICE_TABLE: Table = {
     (SliceState.CREATING, "slice.ready"): SliceState.READY,
     **_same((SliceState.READY,), "slice.bound"),
     **_same(tuple(SliceState), "slice.released", "slice.observed", "slice.swept"),
+    **_same(_HELD_SLICE, "slice.reserved", "slice.unreserved"),
     (SliceState.READY, "slice.draining"): SliceState.DRAINING,
     **_to(_HELD_SLICE, "slice.preempted", SliceState.PREEMPTED),
     **_to(_HELD_SLICE, "slice.failed", SliceState.FAILED),

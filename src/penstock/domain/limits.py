@@ -92,6 +92,16 @@ SETUP_FAILURES_MAX: Final = _limit(
 SETUP_REST_S: Final = _limit(
     "SETUP_REST_S", 3600.0, "s", "such a zone rests, or until its pool is changed: every further try costs money"
 )
+SOLVE_HEARD_S: Final = _limit(
+    "SOLVE_HEARD_S", 6.0, "s", "a host syncs at once when it got an order; restarted now, it is back before SILENCE_S"
+)
+SOLVE_RESTART_S: Final = _limit("SOLVE_RESTART_S", 60.0, "s", "for an agent that was restarted to be heard again")
+SOLVE_ANSWER_S: Final = _limit(
+    "SOLVE_ANSWER_S", 300.0, "s", "for a host to look and mend: names that time out, mounts, gigabytes to remove"
+)
+SOLVE_FAILURES_MAX: Final = _limit(
+    "SOLVE_FAILURES_MAX", 2, "runs", "in a row that could not mend a slice: then it is given up and replaced"
+)
 SLICE_HOSTS_MAX: Final = _limit("SLICE_HOSTS_MAX", 10_000, "hosts", "of one slice: more than the largest of any kind")
 CREATES_PER_MINUTE: Final = _limit(
     "CREATES_PER_MINUTE", 60, "calls/min", "per provider; the Cloud TPU API allows about 91 per project"

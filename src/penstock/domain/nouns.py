@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.domain import limits
+from penstock.domain.budgets import Budget, Spent
 from penstock.domain.cloud import CloudWish
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState, SliceState
 
@@ -55,6 +56,17 @@ class Queue(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     used_chip_s: float = 0.0  #: decayed chip-seconds of closed attempts, as of `used_at`
     used_at: float = 0.0
     deleted: bool = False  #: nothing is in it and nothing may come; its past use is kept for when it is made again
+    budget: Budget | None = None  #: when it is spent, nothing new starts
+    spent: tuple[Spent, ...] = ()  #: by closed attempts in the current day, week and month
+
+
+class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One user's claim on a slice or a pool: meanwhile only that user's jobs start there. It ends by itself."""
+
+    user: str
+    since: float
+    until: float
+    note: str = ""
 
 
 class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -78,6 +90,8 @@ class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     usd_per_chip_hour: float | None = None
     cloud: CloudWish | None = None  #: how its slices are bought and made, where a cloud makes them
     deleted: bool = False
+    adopted: bool = False  #: it holds what somebody else made: nothing is made for it, and idleness is no reason to go
+    reserved: Reservation | None = None  #: all its slices; may be over
 
     @property
     def always(self) -> int:
@@ -202,6 +216,7 @@ class Chain(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     live: bool = False
     done: bool = False
     last_cause: Cause | None = None
+    freed_at: float | None = None  #: when its last attempt closed; its next wait is counted from here
 
 
 class Job(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -284,6 +299,15 @@ class StopOrder(msgspec.Struct, frozen=True, gc=False):
     at: float
 
 
+class Save(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the server knows of one host's checkpoints: when the newest was whole in the bucket."""
+
+    host: int
+    at: float
+    count: int = 1
+    cost_s: float | None = None  #: how long one held the payload up, as it said itself (`payload.saving`)
+
+
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One try to run one replica of a job on its gang."""
 
@@ -314,6 +338,17 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     cause: Cause | None = None
     evidence: tuple[str, ...] = ()
     closed_at: float | None = None
+    # For the ledger, as they were when it was placed:
+    user: str = ""
+    zone: str = ""
+    usd_per_chip_hour: float | None = None  #: None: unknown
+    waited_s: float = 0.0  #: how long its replica had waited for it
+    saves: tuple[Save, ...] = ()
+
+    @property
+    def saved_at(self) -> float | None:
+        """Since when its newest checkpoint is whole: of a gang, when the last of the hosts that save had it."""
+        return min((save.at for save in self.saves), default=None)
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -344,6 +379,15 @@ class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     why: str = ""  #: why it is leaving
     deleting_at: float | None = None
     gone_at: float | None = None
+    usd_per_chip_hour: float | None = None  #: as its pool said when it was intended; None: unknown
+    up_at: float | None = None  #: when the provider first said READY: from then on it exists, and costs
+    reserved: Reservation | None = None  #: may be over
+    number: int | None = None  #: in a fleet: its place in its zone, which goes on to whoever replaces it
+
+    @property
+    def title(self) -> str:
+        """What people call it: ids are never used twice, a place in a fleet is."""
+        return self.id if self.number is None else f"tpu-{self.zone}-{self.number}"
 
     @property
     def usable(self) -> bool:

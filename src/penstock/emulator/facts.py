@@ -11,6 +11,7 @@ import asyncio
 import re
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,6 +27,9 @@ from penstock.emulator.tpu_world import World
 from penstock.emulator.vm_metadata import ROOT, Metadata
 
 BUCKET: Final = "facts-bucket"
+#: Where rows happen, unless they say otherwise or `fact_places` moves them.
+PROJECT: Final = "p1"
+DEFAULT_ZONE: Final = "us-central1-a"
 _BEGIN: Final = 1_800_000_000.0
 #: The machine whose metadata server is probed: the second host of the first of two slices.
 _HOST: Final = HostSpec(
@@ -82,7 +86,7 @@ class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
     before: tuple[Step, ...] = ()
     world: dict[str, Any] = {}
-    zone: str = "us-central1-a"
+    zone: str = DEFAULT_ZONE
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +102,7 @@ def known_facts() -> dict[str, Fact]:
     return _table().facts
 
 
-def probe(fact: Fact, send: Send, pause: Callable[[float], None]) -> list[str]:
+def probe(fact: Fact, send: Send, pause: Callable[[float], None], project: str = PROJECT) -> list[str]:
     """Send a row's requests; what differs from the row, nothing if it holds. The last answer is the one that counts."""
     values = {"zone": fact.zone, "operation": "", "token": "", "generation": ""}
     answer: Answer | None = None
@@ -106,7 +110,9 @@ def probe(fact: Fact, send: Send, pause: Callable[[float], None]) -> list[str]:
         if step.after_s:
             pause(step.after_s)
         method, _, target = step.call.partition(" ")
-        path = target if target.startswith("/") else f"/{step.version}/projects/p1/locations/{fact.zone}/{target}"
+        path = (
+            target if target.startswith("/") else f"/{step.version}/projects/{project}/locations/{fact.zone}/{target}"
+        )
         for name, value in values.items():
             path = path.replace("{" + name + "}", value)
         answer = send(method, path, _body(step), step.headers)
@@ -157,21 +163,27 @@ def check_on_emulator(fact: Fact) -> list[str]:
     return probe(fact, send, pause)
 
 
+@cache
 def _table() -> _Table:
     text = files("penstock.emulator").joinpath("facts.toml").read_text()
     return msgspec.convert(tomllib.loads(text), _Table)
 
 
+def body_of(step: Step) -> str | dict[str, Any] | None:
+    """A step's body, with a common one in place of its name."""
+    if isinstance(step.body, str) and step.body.startswith("$"):
+        return _table().bodies[step.body[1:]]
+    return step.body
+
+
 def _body(step: Step) -> bytes:
-    match step.body:
+    match body_of(step):
         case None:
             return b""
-        case str() if step.body.startswith("$"):
-            return msgspec.json.encode(_table().bodies[step.body[1:]])
-        case str():
-            return step.body.encode()
-        case _:
-            return msgspec.json.encode(step.body)
+        case str(text):
+            return text.encode()
+        case content:
+            return msgspec.json.encode(content)
 
 
 def _remember(answer: Answer | None, values: dict[str, str]) -> None:

@@ -6,7 +6,9 @@ read-only, without /usr/local and without any python3 but 3.10; everything that 
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,6 +23,10 @@ BOOT: Final = "/var/lib/google/boot"
 _BOOT_SCRIPT: Final = """#!/bin/sh
 exec >>/var/log/console.log 2>&1
 echo "boot"
+if [ -f /etc/ssh/sshd_config ]; then
+    mkdir -p /run/sshd
+    /usr/sbin/sshd
+fi
 if [ -s /var/lib/google/startup-script ]; then
     /var/lib/google/startup-script
     echo "the startup script ended with $?"
@@ -49,6 +55,26 @@ def make_disk(disk: Path, hostname: str, names: Mapping[str, str]) -> None:
     boot = disk / BOOT[1:]
     boot.write_text(_BOOT_SCRIPT)
     boot.chmod(0o755)
+
+
+def let_in(disk: Path, address: str, keys: str) -> None:
+    """Whoever has one of these keys may log in over ssh, as root or as ubuntu; from the next boot on."""
+    etc = disk / "etc"
+    with (etc / "passwd").open("a") as users:
+        users.write("sshd:x:101:65534::/run/sshd:/usr/sbin/nologin\n")
+    (etc / "ssh").mkdir()
+    host_key = etc / "ssh" / "host_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True)
+    (etc / "ssh" / "sshd_config").write_text(
+        f"ListenAddress {address}\nPort 22\nHostKey /etc/ssh/host_key\nUsePAM no\nPasswordAuthentication no\n"
+        "PermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\nPidFile /run/sshd.pid\n"
+    )
+    for home, owner in ((disk / "root", 0), (disk / "home" / "ubuntu", 1000)):
+        folder = home / ".ssh"
+        folder.mkdir(mode=0o700)
+        (folder / "authorized_keys").write_text(keys)
+        for path in (home, folder, folder / "authorized_keys"):
+            os.chown(path, owner, owner)
 
 
 def write_startup_script(disk: Path, script: str) -> None:

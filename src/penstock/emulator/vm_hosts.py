@@ -14,14 +14,15 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.emulator.tpu_hosts import HostSpec, Notice
-from penstock.emulator.vm_disk import BOOT, make_disk, mounts, write_startup_script
+from penstock.emulator.vm_disk import BOOT, let_in, make_disk, mounts, write_startup_script
 from penstock.emulator.vm_metadata import Metadata, serve_metadata
 from penstock.emulator.vm_network import HostNetwork, NoNetwork
 
 METADATA_PORT: Final = 80
+SSH_PORT: Final = 22
 _METADATA_NAMES: Final = ("metadata.google.internal", "metadata")
 _DIES_WITHIN_S: Final = 10.0
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -30,6 +31,13 @@ SCRIPT_KEY: Final = "startup-script"
 
 class NoMachines(Exception):
     """This machine cannot hold hosts; the text says what is missing and what to do."""
+
+
+class Logins(NamedTuple):
+    """Who may log in to hosts, and at which port of their addresses this machine finds them."""
+
+    keys: str
+    port: int
 
 
 class _Machine:
@@ -45,7 +53,9 @@ class _Machine:
 class VmHosts:
     """All hosts of an emulator. Made before the loop runs, used inside it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, logins: Logins | None = None) -> None:
+        if logins is not None and (shutil.which("sshd", path=_PATH) is None or shutil.which("ssh-keygen") is None):
+            raise NoMachines("hosts can be logged in to only with sshd here; install openssh-server, or drop --ssh-key")
         if os.geteuid() != 0 or shutil.which("bwrap") is None or shutil.which("nsenter") is None:
             raise NoMachines("hosts need root, bubblewrap and nsenter; add --no-vms for the API alone")
         try:
@@ -53,6 +63,7 @@ class VmHosts:
         except NoNetwork as error:
             raise NoMachines(f"{error}; add --no-vms for the API alone") from error
         self._directory = directory
+        self._logins = logins
         self._machines: dict[str, _Machine] = {}
         self._given = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,6 +115,7 @@ class VmHosts:
         if machine is None:
             return
         self._network.unlisten(machine.metadata.address, METADATA_PORT)
+        self._network.close_door(machine.metadata.address)
         # A disk may hold gigabytes: nobody waits for it, but what has ended is asked for its status.
         self._removing = [each for each in self._removing if each.poll() is None]
         self._removing.append(subprocess.Popen(["rm", "-rf", "--", str(machine.disk)]))
@@ -130,6 +142,8 @@ class VmHosts:
         names = dict.fromkeys(_METADATA_NAMES, spec.addresses[spec.index])
         names |= {_hostname(spec, index): address for index, address in enumerate(spec.addresses)}
         make_disk(disk, _hostname(spec, spec.index), names)
+        if self._logins is not None:
+            let_in(disk, spec.addresses[spec.index], self._logins.keys)
         return _Machine(disk, Metadata(spec, _hostname(spec, spec.index)))
 
     async def _boot(self, machine: _Machine, spec: HostSpec) -> None:
@@ -139,6 +153,8 @@ class VmHosts:
             await serve_metadata(machine.metadata, reader, writer)
 
         await self._network.listen(address, METADATA_PORT, serve)
+        if self._logins is not None:
+            await self._network.open_door(address, self._logins.port, SSH_PORT)
         if not machine.wanted or machine.process is not None:
             return  # it went away, or came up, meanwhile
         write_startup_script(machine.disk, spec.metadata.get(SCRIPT_KEY, ""))

@@ -37,15 +37,17 @@ class HostNetwork:
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
+        self._doors: dict[str, asyncio.Server] = {}  #: from this machine to a host, by its address
         ready: Future[int] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name="host-network", daemon=True)
         self._thread.start()
         self.descriptor = ready.result()  #: of the namespace, for those who are to enter it
 
     def close(self) -> None:
-        for server in self._servers.values():
+        for server in (*self._servers.values(), *self._doors.values()):
             server.close()
         self._servers.clear()
+        self._doors.clear()
         self._asked.put(None)
         self._thread.join()
         os.close(self.descriptor)
@@ -74,6 +76,26 @@ class HostNetwork:
             await asyncio.gather(_pipe(reader, outer_writer), _pipe(outer_reader, writer))
 
         await self.listen(address, port, pass_on)
+
+    async def open_door(self, address: str, outside: int, inside: int) -> None:
+        """Let this machine reach a host at its address, on a port of our choice; `close_door` ends it."""
+
+        async def pass_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                line = self._inside(lambda: socket.create_connection((address, inside)))
+                inner_reader, inner_writer = await asyncio.open_connection(sock=line)
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
+
+        if address not in self._doors:
+            self._doors[address] = await asyncio.start_server(pass_in, sock=_listener(address, outside))
+
+    def close_door(self, address: str) -> None:
+        server = self._doors.pop(address, None)
+        if server is not None:
+            server.close()
 
     def _inside(self, what: Callable[[], Any]) -> Any:
         done: Future[Any] = Future()

@@ -7,7 +7,7 @@ must not import the rest of Penstock, so that it costs a user's program nothing.
 
 from penstock.payload.gang import distributed, rank, world_size
 from penstock.payload.places import checkpoint_dir, job_id, output_dir, restore_dir, restore_dirs, stage
-from penstock.payload.reporting import progress
+from penstock.payload.reporting import progress, saving
 from penstock.payload.stopping import STOPPED, deadline, seconds_left, should_stop
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "rank",
     "restore_dir",
     "restore_dirs",
+    "saving",
     "seconds_left",
     "should_stop",
     "stage",

@@ -12,8 +12,12 @@ import math
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 _lock = threading.Lock()
+_last: dict[str, Any] = {}  #: what was said last; each word repeats the others
 
 
 def progress(done: float, total: float | None = None, **metrics: float) -> None:
@@ -32,7 +36,29 @@ def progress(done: float, total: float | None = None, **metrics: float) -> None:
         "at": time.time(),  # noqa: TID251 (the user's program has no clock port)
     }
     with _lock:
-        _replace(path, json.dumps(said))
+        _last.update(said)
+        _replace(path, json.dumps(_last))
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Put what saves a checkpoint into `with saving():`; Penstock then knows what a save costs, and how often is best.
+
+    Counted is the time it holds the program up: of a save that goes on in the background, only its beginning. It is
+    told with the next `progress`, and with each save after that.
+    """
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    path = os.environ.get("PENSTOCK_PROGRESS_FILE")
+    if not path:
+        return
+    with _lock:
+        known = _last.get("save_s")
+        # The first save is often the slowest, and sizes change: newer ones weigh more.
+        _last["save_s"] = took if known is None else (known + took) / 2
+        if "done" in _last:
+            _replace(path, json.dumps(_last))
 
 
 def _replace(path: str, text: str) -> None:

@@ -29,6 +29,7 @@ class Intend(msgspec.Struct, frozen=True, gc=False, tag="intend", kw_only=True):
     pool: str
     team: str
     zones: tuple[str, ...]
+    number: int | None = None  #: the place it shall have in its fleet
 
 
 class Create(msgspec.Struct, frozen=True, gc=False, tag="create"):
@@ -49,6 +50,7 @@ class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
 
     slice: str
     why: str
+    useless: bool = False  #: it was given and could not be used: its zone is left alone for a while
 
 
 class Drain(msgspec.Struct, frozen=True, gc=False, tag="drain"):

@@ -17,9 +17,10 @@ import msgspec
 
 from penstock.domain import limits
 from penstock.domain.nouns import Attempt, Job, Queue, Resources
-from penstock.planner import elastic, reasons
+from penstock.planner import budgets, elastic, reasons
 from penstock.planner.actions import Action, Close, Drain, Finish, Place, Reason, Release, Stop, Want
 from penstock.planner.backfill import Endings, end_of_job
+from penstock.planner.claims import Claims
 from penstock.planner.fairness import Books, Verdict, score
 from penstock.planner.lines import NOBODY, Line, Outcome, Unit
 from penstock.planner.placement import Fit, Gap, Ground, Option
@@ -50,7 +51,9 @@ class _Round:
         released = {action.slice for action in before if isinstance(action, Release | Drain)}
         self.endings = Endings(snapshot, now, self.leaving)
         self.ground = Ground(snapshot, now, self.endings, released)
+        self.claims = Claims(snapshot, now, self.ground)
         self.books = Books(snapshot)
+        self._broke = {name for name, view in snapshot.queues.items() if budgets.used_up(view, now) is not None}
         self.actions: list[Action] = []
         self.wants: list[Want] = []
         self.reasons: dict[str, Reason] = {}
@@ -84,7 +87,8 @@ class _Round:
         for name in sorted(self.snapshot.queues):
             view = self.snapshot.queues[name]
             short = short_of_minimum.get(name, [])
-            if not view.queue.paused and (view.waiting or view.returning or short):
+            fresh = bool(view.waiting) and name not in self._broke
+            if not view.queue.paused and (fresh or view.returning or short):
                 lines.append(Line(view, self._units(view, short), self._first_in_backoff(view)))
         return [line for line in lines if line.unit is not None]
 
@@ -99,7 +103,7 @@ class _Round:
     def _units(self, view: QueueView, short: list[Job]) -> Iterator[Unit]:
         fresh = (
             unit
-            for job in view.waiting
+            for job in (() if view.queue.name in self._broke else view.waiting)
             if job.cancel_at is None and job.id not in self.snapshot.jobs
             for unit in self._of_job(job)
         )
@@ -148,7 +152,7 @@ class _Round:
 
         Their claim on the quota is noted, so that nothing behind them takes it.
         """
-        if line.may_reclaim:
+        if line.may_reclaim or self.claims.any_idle(line.queue.team):
             return
         if self.ground.exhausted(line.queue.team):
             line.unit = None
@@ -173,6 +177,9 @@ class _Round:
         options = self._feasible(queue, resources)
         if not options:
             return self._infeasible(line, job)
+        feasible, options = options, tuple(self.claims.open_to(job.spec.user, options))
+        if not options:
+            return self._wait_for_holder(line, job, feasible)
         if not unit.due:
             return self._keep_in_backoff(line, unit, options)
         count = resources.slices
@@ -183,7 +190,7 @@ class _Round:
         allowed = [o for o in (options if borrowing else nominal) if verdicts[o.pool.chips].ok]
         end = end_of_job(job, self.now)
         if allowed:
-            fit = self.ground.fit(queue.team, allowed, count, job.spec.environment, end)
+            fit = self._fit(job, allowed, end)
             if fit is not None:
                 return self._start(line, unit, fit)
             if resources.slice is not None:
@@ -196,6 +203,12 @@ class _Round:
         if nominal:
             return self._wait_for_peers(line, unit, nominal, verdicts[nominal[0].pool.chips])
         return self._wait_for_quota(line, unit, options[0], verdicts[options[0].pool.chips])
+
+    def _fit(self, job: Job, options: Sequence[Option], end: float | None) -> Fit | None:
+        """What the job's user has reserved comes before what all share."""
+        team, count, environment = job.spec.team, job.spec.resources.slices, job.spec.environment
+        mine = self.claims.fit(team, job.spec.user, options, count, environment)
+        return mine or self.ground.fit(team, options, count, environment, end)
 
     def _feasible(self, queue: Queue, resources: Resources) -> tuple[Option, ...]:
         key = (queue.name, resources)
@@ -237,7 +250,7 @@ class _Round:
 
     def _place(self, queue: Queue, job: Job, replica: int, fit: Fit, backfilled: bool) -> None:
         chips = sum(slice.chips for slice in fit.slices)
-        self.ground.take(fit.slices)
+        self.ground.take(self.claims.take(fit.slices))
         self.endings.started(queue.name, fit.slices, end_of_job(job, self.now))
         borrowed = self.books.start(queue, chips)
         self.actions.append(
@@ -296,6 +309,13 @@ class _Round:
         """It wants one slice and no other: no room is made for it, and it holds nobody up."""
         line.overtakes = True
         self._say(job, reasons.slice_busy(self.snapshot, slice))
+        return Outcome.PASSED_OVER
+
+    def _wait_for_holder(self, line: Line, job: Job, options: Sequence[Option]) -> Outcome:
+        """All it could use is reserved: it holds nobody up."""
+        line.overtakes = True
+        if not job.live_chains:
+            self._say(job, reasons.reserved(job, options[0].pool))
         return Outcome.PASSED_OVER
 
     def _slices_at(self, options: Sequence[Option], gap: Gap) -> float:
@@ -413,7 +433,7 @@ class _Round:
             job = self.snapshot.elastic[id]
             view = self.snapshot.queues[job.spec.queue]
             more = min(limits.ELASTIC_STEP, elastic.room_for_extras(job))
-            if more > 0 and job.cancel_at is None and not view.queue.paused:
+            if more > 0 and job.cancel_at is None and not view.queue.paused and view.queue.name not in self._broke:
                 indexes = islice(elastic.vacant(job, self.now), more)
                 heap.append((*self._extra_turn(view, job), view, indexes))
         heapify(heap)
@@ -432,12 +452,12 @@ class _Round:
         resources = job.spec.resources
         options = [
             option
-            for option in self._feasible(queue, resources)
+            for option in self.claims.open_to(job.spec.user, self._feasible(queue, resources))
             if self.books.check(queue, resources.slices * option.pool.chips).ok
         ]
         if not options:
             return False
-        fit = self.ground.fit(queue.team, options, resources.slices, job.spec.environment, None)
+        fit = self._fit(job, options, None)
         if fit is not None:
             self._place(queue, job, index, fit, backfilled=False)
             return True

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.domain import limits
 from penstock.domain.nouns import Pool, Slice
 from penstock.planner.actions import Intend, Reason, Want
@@ -59,6 +61,7 @@ def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
         return []
     intents: list[Intend] = []
     draining = draining_of(snapshot)
+    places = _Places(snapshot)
     for name in sorted(snapshot.pools):
         pool = snapshot.pools[name]
         if pool.deleted:
@@ -72,8 +75,31 @@ def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
         for ahead, allowed in enumerate(gaps):
             zones = _open_zones(snapshot, pool, now, allowed, ahead)
             if zones and room.full(pool, pool.team, 1) is None:
-                intents.append(_intent(pool, pool.team, zones, room, 1))
+                intent = _intent(pool, pool.team, zones, room, 1)
+                if pool.per_zone is not None:
+                    intent = msgspec.structs.replace(intent, number=places.take(allowed[0]))
+                intents.append(intent)
     return intents
+
+
+class _Places:
+    """Numbers of fleet slices: in each zone the lowest free one, over all fleets, so that a name means one slice."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._taken: dict[str, set[int]] | None = None
+
+    def take(self, zone: str) -> int:
+        if self._taken is None:  # in most rounds no fleet has a gap
+            self._taken = defaultdict(set)
+            for slices in self._snapshot.pool_slices.values():
+                for slice in slices.values():
+                    if slice.number is not None:
+                        self._taken[slice.zone].add(slice.number)
+        taken = self._taken.setdefault(zone, set())
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(number)
+        return number
 
 
 def _intent(pool: Pool, team: str, zones: list[str], room: Room, slices: int) -> Intend:

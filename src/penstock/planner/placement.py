@@ -202,6 +202,14 @@ class Ground:
             self._buckets[team, accelerator] = found
         return found
 
+    def set_aside(self, slice: Slice) -> bool:
+        """Take a reserved slice out of what all share, before anything is placed; False if it is not fit for use."""
+        fit = slice.id not in self._unfit
+        self.touched.add(slice.id)
+        self._unfit.add(slice.id)
+        self._idle_left[slice.team] -= fit
+        return fit
+
     # --- placing ---
     def fit(self, team: str, options: Sequence[Option], count: int, environment: str, end: float | None) -> Fit | None:
         """The best `count` slices of one pool and zone. With `end`, kept slices serve where no others do.
@@ -263,7 +271,7 @@ class Ground:
     # --- growing ---
     def room(self, team: str, pool: Pool) -> int:
         """How many more slices of a pool the limits of pool, team and provider allow. Fleets grow by themselves."""
-        if pool.per_zone is not None:
+        if pool.per_zone is not None or pool.adopted:
             return 0
         least = math.inf
         for scope in (("pool", pool.name), ("team", team), ("provider", pool.provider)):

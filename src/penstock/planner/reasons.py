@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from penstock.domain.budgets import HOUR_S, Spent, Unit, amount, called
 from penstock.domain.lifecycle import JobState
 from penstock.domain.nouns import Job, Pool, Queue
+from penstock.planner import budgets
 from penstock.planner.actions import Reason
 from penstock.planner.snapshot import Snapshot
 
@@ -32,6 +34,8 @@ CODES: Final[Mapping[str, str]] = {
     "blocked": "it waits for other jobs to succeed",
     "array_full": "as many jobs of its array are under way as may be at once",
     "paused": "its queue is paused",
+    "budget": "its queue has spent its budget: nothing new of it starts until the next day, week or month",
+    "reserved": "what it could use is reserved by somebody else",
     "maintenance": "the installation is in maintenance: nothing new starts",
     "reserved_for_head": "the free slices are kept for a job ahead of it",
     "slice_busy": "it asked for one slice by name, and that one is not free",
@@ -195,6 +199,29 @@ def slice_busy(snapshot: Snapshot, slice: str) -> Reason:
     return reason("slice_busy", f"It asked for slice {slice}, which {doing}.", "drop the wish, and any slice will do")
 
 
+def reserved(job: Job, pool: Pool) -> Reason:
+    claim = pool.reserved
+    assert claim is not None
+    note = f" ({claim.note})" if claim.note else ""
+    sentence = f"It needs {kind(job)}, and pool {pool.name} is reserved by {claim.user}{note}."
+    return reason("reserved", sentence, f"wait, ask {claim.user}, or accept another pool", until=claim.until)
+
+
+def budget_spent(queue: Queue, book: Spent, running: int) -> Reason:
+    budget = queue.budget
+    assert budget is not None
+    used = amount(book.of(budget.unit), budget.unit)
+    if budget.unit is Unit.USD and book.unpriced_chip_s:
+        used = f"at least {used}: {amount(book.unpriced_chip_s / HOUR_S, Unit.CHIP_HOURS)} have no known price"
+    rest = "; what runs goes on" if running else ""
+    sentence = (
+        f"queue {queue.name}: budget of {amount(budget.limit, budget.unit)} for {called(book.window, book.since)}"
+        f" is used up ({used}){rest}."
+    )
+    advice = f"raise the budget of queue {queue.name}, or wait for the next {budget.window.value}"
+    return reason("budget", sentence, advice, limit=budget.limit, used=book.of(budget.unit))
+
+
 def creating(job: Job, idle: int, coming: int, wanted: int) -> Reason:
     need = job.spec.resources.slices
     beside = f", {idle} stand ready and are kept for it" if idle else ""
@@ -245,6 +272,8 @@ def explain(snapshot: Snapshot, plan_reasons: Mapping[str, Reason], job: Job, po
     view = snapshot.queues[job.spec.queue]
     if view.queue.paused:
         return reason("paused", f"Queue {view.queue.name} is paused.", f"resume queue {view.queue.name}")
+    if not job.chains and (book := budgets.used_up(view, now)) is not None:
+        return budget_spent(view.queue, book, len(view.live))
     if job.id in plan_reasons:
         return plan_reasons[job.id]
     if job.chains:

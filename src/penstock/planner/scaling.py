@@ -126,7 +126,7 @@ def _await_ready(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
     if given_up is not None:
         return given_up
     if snapshot.witness.unjoined.get(slice.id, 0.0) >= limits.JOIN_TIMEOUT_S:
-        return Release(slice.id, f"its agents did not all join within {limits.JOIN_TIMEOUT_S:.0f} s")
+        return Release(slice.id, f"its agents did not all join within {limits.JOIN_TIMEOUT_S:.0f} s", useless=True)
     return _look_for(snapshot, slice)
 
 
@@ -245,7 +245,8 @@ def _release_idle(snapshot: Snapshot, settling: _Settling, now: float, keep: set
                 settling.add(slice, Release(slice.id, why))
                 continue
             pool = snapshot.pools[slice.pool]
-            if slice.id not in keep and pool.per_zone is None and now - _idle_since(slice) >= pool.idle_s:
+            kept = slice.id in keep or pool.per_zone is not None or pool.adopted
+            if not kept and now - _idle_since(slice) >= pool.idle_s:
                 overdue[slice.pool].append(slice)
     for name, candidates in overdue.items():
         pool = snapshot.pools[name]

@@ -79,6 +79,7 @@ class Snapshot:
         self.unsettled: dict[str, Slice] = {}  #: slices that are not simply ready, in use or usable
         self.pool_slices: dict[str, dict[str, Slice]] = {}  #: counted slices of each pool
         self.races: dict[str, dict[str, Slice]] = {}
+        self.reserved: dict[str, Slice] = {}  #: slices somebody reserved, be it over or not
         self.elastic: dict[str, Job] = {}  #: placed jobs with more than one replica
         self.cancelling: dict[str, Job] = {}
         self.attempts_of: dict[str, dict[int, Attempt]] = {}  #: job -> replica -> live attempt
@@ -194,6 +195,8 @@ class Snapshot:
         if slice.state is SliceState.GONE:
             return
         self.slices[slice.id] = slice
+        if slice.reserved is not None:
+            self.reserved[slice.id] = slice
         if slice.state in BILLED_SLICE_STATES:
             self.used["provider", slice.provider] += slice.chips
         if slice.race is not None:
@@ -213,6 +216,7 @@ class Snapshot:
         if old is None:
             return
         self.unsettled.pop(id, None)
+        self.reserved.pop(id, None)
         if old.state in BILLED_SLICE_STATES:
             self.used["provider", old.provider] -= old.chips
         if old.state in COUNTED_SLICE_STATES:

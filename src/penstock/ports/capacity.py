@@ -41,6 +41,25 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     complete: bool = True
 
 
+class Address(msgspec.Struct, frozen=True, gc=False):
+    """Where a host is: in its own network, and outside if it has an address there."""
+
+    inside: str
+    outside: str = ""
+
+
+class Existing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Something at the provider that we did not make. `owner`: whose it is by its label, if it bears one."""
+
+    name: str
+    zone: str
+    accelerator: str  #: as the provider writes it
+    state: str
+    spot: bool = False
+    owner: str | None = None
+    slice: str | None = None  #: the slice it is, where we adopted it before
+
+
 class CapacityError(Exception):
     """A provider call failed; the message is the provider's own."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from penstock.domain.cost import Hold, Hour
 from penstock.domain.nouns import (
     Attempt,
     Control,
@@ -123,6 +124,12 @@ class Reader(Protocol):
     def attempts_of(self, job: str) -> list[Attempt]:
         """All attempts of a job, oldest first."""
 
+    def holds(self, after: tuple[float, str], limit: int) -> list[tuple[tuple[float, str], Hold]]:
+        """Closed attempts as the ledger needs them, by (when they closed, id), above `after`; each with its place."""
+
+    def ledger_hours(self, first: int, last: int) -> list[Hour]:
+        """What was summed up of forgotten jobs' attempts, of these hours."""
+
     def slice(self, id: str) -> Slice | None: ...
     def slices(self, ids: Sequence[str]) -> list[Slice]: ...
     def live_slices(self) -> list[Slice]:
@@ -188,6 +195,9 @@ class Transaction(Reader, Protocol):
 
     def purge(self, job: Job) -> None:
         """Delete a terminal job's rows; the event `job.purged` stays."""
+
+    def sum_up(self, hours: Sequence[Hour]) -> None:
+        """Add to the sums of these hours, without an event: what is summed up is about to be purged."""
 
     def forget_events(self, up_to: int) -> int:
         """Delete events with `seq <= up_to` (retention); answers how many."""

@@ -17,15 +17,17 @@ import msgspec
 
 from penstock.controller.jobs import NotFound
 from penstock.controller.reports import answer, rank_of, unwelcome
+from penstock.controller.verbs import Outdated
 from penstock.domain import catalogue, limits
 from penstock.domain.custody import SyncReply, SyncRequest
 from penstock.domain.lifecycle import LIVE_ATTEMPT_STATES
 from penstock.domain.nouns import Attempt, Command, Job, Role, Slice, Snippet
-from penstock.ports.store import Reader
+from penstock.ports.store import Reader, StoreError
 from penstock.server.auth import host_credential, join_token_fits
 from penstock.server.bells import Bells, Woken
 from penstock.server.routing import AgentHost, Call, Refusal, Route
 from penstock.server.service import Service
+from penstock.server.solving import solvers
 from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec, Orders
 from penstock.wire.api import CommandRequest, SnippetRequest
 
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 #: Where gangs of the local provider meet: above what systems give out, below what they connect from by default.
 _PORTS: Final = range(20_000, 32_768)
 _ANCESTORS_MAX: Final = 1_000  #: jobs a resumed job is followed back through
+SAVE_APART_S: Final = 1.0  #: checkpoints of one host that are closer count as one
 _REPEATS_KEPT: Final = 50_000  #: hosts whose last orders are remembered
 
 
@@ -46,6 +49,7 @@ class Desk:
         self._told: dict[tuple[str, int], tuple[SyncReply, float]] = {}
         self._addresses: dict[str, str] = {}  #: slice -> where its first host is, as that host says
         service.controller.on_tick(self.bells.ticked)
+        solvers(service).ring = lambda slice: self.bells.ring(slice, 0)
 
     def follow(self) -> None:
         """Start to follow the log, once more if a fault ended it: without bells orders would wait for the next poll."""
@@ -131,7 +135,11 @@ async def sync(service: Service, call: Call) -> Orders:
     if call.agent != (request.slice, request.host, request.incarnation):
         raise Refusal("forbidden", "request: is of another host than the credential", field="request")
     _hand_on_progress(service, body)
+    if body.saved:
+        await _note_saves(service, body)
     _desk(service).note_address(request.slice, request.host, body.address)
+    solving = solvers(service)
+    solving.heard(request.slice, request.host)
     desk, bells_, clock = _desk(service), bells(service), service.clock
     began, stops = clock.steady(), service.stopping.is_set()
     until = began + min(body.wait_s, limits.SYNC_S)
@@ -144,13 +152,17 @@ async def sync(service: Service, call: Call) -> Orders:
     while True:
         now = clock.steady()
         rest = until - now
-        if not quiet(reply):
+        if solving.due(request.slice, request.host):
+            rest = 0.0
+        elif not quiet(reply):
             rest = min(rest, _patience(desk, request, reply, now, began)) if reply.welcome else 0.0
         if stops and quiet(reply):
             # Its report is taken in. An answer would only bring it back at once, for as long as this server drains.
             raise Refusal("unavailable", "the server stops", retry_after_s=1.0)
         if rest <= 0 or service.stopping.is_set():
-            return await _with_spec(service, call.agent, desk.tell(request, reply, now))
+            orders = await _with_spec(service, call.agent, desk.tell(request, reply, now))
+            order = solving.take(request.slice, request.host) if reply.welcome else None
+            return orders if order is None else msgspec.structs.replace(orders, solve=order)
         woken = await bells_.park(request.slice, rung, rest, call.request.receive)
         if woken is Woken.DROPPED:
             return _orders_of(reply)
@@ -205,6 +217,28 @@ def _hand_on_progress(service: Service, body: AgentSync) -> None:
         attempt = service.controller.snapshot.attempts.get(id)
         if attempt is not None and any(bound.slice == body.request.slice for bound in attempt.slices):
             service.note_progress(id, msgspec.structs.replace(said, at=service.clock.now()))
+
+
+async def _note_saves(service: Service, body: AgentSync) -> None:
+    """For the cost ledger, before an end that may come with the same words closes the attempt."""
+    for id, ago_s in body.saved.items():
+        attempt = service.controller.snapshot.attempts.get(id)
+        if attempt is None or all(bound.slice != body.request.slice for bound in attempt.slices):
+            continue
+        host, at = rank_of(attempt, body.request.slice, body.request.host), service.clock.now() - ago_s
+        known = max((save.at for save in attempt.saves if save.host == host), default=attempt.created_at)
+        # Two clocks that drift apart tell of the same save again, a little later.
+        if at > known + SAVE_APART_S:
+            said = service.progress.get(id)
+            await note_save(service, id, host, said.save_s if said is not None else None, at)
+
+
+async def note_save(service: Service, attempt: str, host: int, cost_s: float | None, at: float | None = None) -> None:
+    """Tell the ledger of a checkpoint. That it cannot be told must cost neither the checkpoint nor the sync."""
+    try:
+        await service.controller.commands.note_save(attempt, host, cost_s, at)
+    except (Outdated, StoreError) as error:
+        logger.warning("attempt %s: a checkpoint is not in the ledger: %s", attempt, error)
 
 
 # --- whose attempt ---

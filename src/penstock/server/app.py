@@ -26,7 +26,22 @@ from penstock.controller.jobs import KeyReused, NotFound
 from penstock.domain.admission import BadInput
 from penstock.ports.objects import ObjectsError
 from penstock.ports.store import Conflict, QuotaFull, Refused, StaleLeader, StoreError, UnknownOutcome
-from penstock.server import agents, arrivals, checkpoints, cleaning, events, jobs, logs, openapi, settings
+from penstock.server import (
+    adoption,
+    agents,
+    arrivals,
+    checkpoints,
+    cleaning,
+    cost,
+    events,
+    fleets,
+    inventory,
+    jobs,
+    logs,
+    openapi,
+    settings,
+    solving,
+)
 from penstock.server.auth import authenticate
 from penstock.server.bytes import ROUTES as BYTES_ROUTES
 from penstock.server.decoding import Reading
@@ -49,6 +64,8 @@ def all_routes() -> tuple[Route, ...]:
     return (
         *jobs.ROUTES,
         *settings.ROUTES,
+        *fleets.ROUTES,
+        *adoption.ROUTES,
         *events.ROUTES,
         *BYTES_ROUTES,
         *logs.ROUTES,
@@ -56,6 +73,9 @@ def all_routes() -> tuple[Route, ...]:
         *arrivals.ROUTES,
         *checkpoints.ROUTES,
         *cleaning.ROUTES,
+        *cost.ROUTES,
+        *inventory.ROUTES,
+        *solving.ROUTES,
     )
 
 

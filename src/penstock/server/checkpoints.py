@@ -23,7 +23,7 @@ from penstock.domain.custody import fence_path
 from penstock.domain.nouns import Attempt, Role
 from penstock.ports.objects import AlreadyThere, Damaged, Objects, ObjectsError
 from penstock.ports.store import Reader
-from penstock.server.agents import bound_attempt, restorable
+from penstock.server.agents import bound_attempt, note_save, restorable
 from penstock.server.routing import ID_PATTERN, Call, Parameter, Raw, Refusal, Route
 from penstock.server.service import Service
 from penstock.server.whole_copies import candidates
@@ -179,7 +179,7 @@ async def put_saved(service: Service, call: Call) -> None:
     """Make a copy count: all its pieces are there, and it is newer than every other of this host."""
     given, shelf = call.given(Saved), await _own(service, call)
     if given.number < 1:
-        raise Refusal("bad_input", f"number: {given.number} is not above 0", field="number")
+        raise Refusal("conflict", f"number: {given.number} means that nothing was copied yet", field="number")
     lost = await shelf.missing(tuple(name for file in given.files for name in file.pieces))
     if lost:
         detail = f"pieces: {len(lost)} are not here, {lost[0]} first"
@@ -195,10 +195,19 @@ async def put_saved(service: Service, call: Call) -> None:
         if stored is None or stored.data != data:  # else it was this very call, its answer lost
             detail = f"number: {given.number} is another copy's"
             raise Refusal("conflict", detail, field="number", advice="look what there is, and go on from it") from None
+    if given.files and call.query.get("kind") != COMPILED:
+        await _note_save(service, call)
     try:
         await shelf.clear_behind(given)
     except ObjectsError as error:
         logger.warning("older checkpoints stay until the next one: %s", error)
+
+
+async def _note_save(service: Service, call: Call) -> None:
+    """For the cost ledger: what ran until now is safe."""
+    attempt, rank = await bound_attempt(service, call)
+    said = service.progress.get(attempt.id)
+    await note_save(service, attempt.id, rank, said.save_s if said is not None else None)
 
 
 # --- reading ---

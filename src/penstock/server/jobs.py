@@ -22,6 +22,7 @@ from penstock.ports.store import Reader
 from penstock.server.arrivals import CAPACITY_CODES, capacity_details
 from penstock.server.bytes import job_result
 from penstock.server.cleaning import refuse_cleaned
+from penstock.server.cost import job_cost, read_life
 from penstock.server.routing import ID_PATTERN, JOB_FILTERS, Call, Parameter, Refusal, Route
 from penstock.server.service import Service
 from penstock.server.submission import in_wire_words, prepare
@@ -121,6 +122,7 @@ class Portrait(msgspec.Struct, frozen=True):
     kind: str
     attempts: list[Attempt]
     slices: dict[str, Slice]
+    life_s: float | None = None  #: of capacity like its own; only where one job is shown
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -203,7 +205,13 @@ def _portrait(reader: Reader, job: Job, kind: str) -> Portrait:
 def _view(service: Service, portrait: Portrait, pools: dict[str, Pool], now: float, *, whole: bool = False) -> JobView:
     cost = cost_usd(portrait.attempts, portrait.slices, pools, now) if portrait.attempts else None
     return job_view(
-        portrait.job, portrait.attempts, portrait.kind, progress=service.progress, cost_usd=cost, whole=whole
+        portrait.job,
+        portrait.attempts,
+        portrait.kind,
+        progress=service.progress,
+        cost_usd=cost,
+        used=job_cost(portrait.job, portrait.attempts, portrait.life_s, now) if whole and portrait.attempts else None,
+        whole=whole,
     )
 
 
@@ -223,7 +231,10 @@ async def _whole_view(service: Service, job: Job) -> JobView:
 
 
 def _read_one(reader: Reader, job: Job) -> Listed:
-    return Listed([_portrait(reader, job, payload_kind(job))], {pool.name: pool for pool in reader.pools()})
+    portrait = _portrait(reader, job, payload_kind(job))
+    last = portrait.attempts[-1] if portrait.attempts else None
+    whole = msgspec.structs.replace(portrait, life_s=read_life(reader, last))
+    return Listed([whole], {pool.name: pool for pool in reader.pools()})
 
 
 async def why(service: Service, call: Call) -> WhyView:

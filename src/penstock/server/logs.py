@@ -25,7 +25,7 @@ from penstock.domain.nouns import Role
 from penstock.ports.store import Reader
 from penstock.server.agents import bells, bound_attempt
 from penstock.server.logbook import STREAMS, Full, LogBook, Piece, Slow, Stream, Tail, job_prefix
-from penstock.server.routing import Call, Events, Parameter, Raw, Refusal, Reply, Route, Sent
+from penstock.server.routing import ID_PATTERN, Call, Events, Parameter, Raw, Refusal, Reply, Route, Sent
 from penstock.server.service import Service
 from penstock.wire.agent import LogAck
 from penstock.wire.api import LogChunk
@@ -141,11 +141,12 @@ class Cursor:
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which streams of a job a reader wants; None: all."""
+    """Which streams of a job a reader wants; None: all. With `tail`, only about so many bytes of the end of each."""
 
     attempt: str | None = None
     rank: int | None = None
     stream: str | None = None
+    tail: int | None = None
 
     def fits(self, stream: Stream) -> bool:
         return (
@@ -209,8 +210,18 @@ class Reading:
 
     def _add(self, stream: Stream, offsets: list[int]) -> None:
         if stream not in self._cursors and self._wanted.fits(stream):
-            self._cursors[stream] = Cursor(self._book, stream, self.places.of(stream), offsets)
+            self._cursors[stream] = Cursor(self._book, stream, self._begin(stream, offsets), offsets)
             self._idle.add(stream)
+
+    def _begin(self, stream: Stream, offsets: list[int]) -> int:
+        """Where to begin in a stream. Of one that is only in the bucket, its last object is the end of it."""
+        place = self.places.of(stream)
+        if self._wanted.tail is None or place:
+            return place
+        held = self._book.tail(stream)
+        if held is not None:
+            return max(0, held.end - self._wanted.tail)
+        return offsets[-1] if offsets else 0
 
     async def _fill(self, streams: list[Stream]) -> None:
         for stream in streams:
@@ -269,6 +280,7 @@ async def read_logs(service: Service, call: Call) -> Reply:
         attempt=attempt,
         rank=int(call.query["host"]) if "host" in call.query else None,
         stream=call.query.get("stream"),
+        tail=int(call.query["tail"]) if "tail" in call.query else None,
     )
     follow = call.flag("follow")
     reading = Reading(service, job.id, wanted, Places(call.last_event_id))
@@ -313,7 +325,14 @@ ROUTES: Final = (
             Parameter("follow", "go on until the job has ended", "boolean"),
             _HOST,
             _STREAM,
-            Parameter("attempt", "only this attempt", longest=64),
+            Parameter("attempt", "only this attempt", pattern=ID_PATTERN),
+            Parameter(
+                "tail",
+                "only about so many bytes of the end of each stream, and what comes",
+                "integer",
+                least=1,
+                most=limits.LOG_BYTES_MAX,
+            ),
         ),
         headers=(Parameter("last-event-id", "go on after this event", longest=_ID_CHARACTERS_MAX),),
     ),
@@ -325,6 +344,7 @@ ROUTES: Final = (
         gives=LogAck,
         role=Role.AGENT,
         body_max=limits.LOG_CHUNK_BYTES,
+        body_optional=True,  # nothing new: only a question how far it is
         query=(
             Parameter("rank", "the host's rank in the attempt", "integer", required=True, least=0, most=1_000_000),
             _STREAM._replace(required=True, text="which stream"),

@@ -46,6 +46,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "slices": {"maximum": limits.GANG_SLICES_MAX},
         "memory_bytes": {"minimum": 1 << 20, "maximum": limits.MEMORY_BYTES_MAX},
         "team": _NAME,
+        "user": _NAME,
         "queue": _NAME,
         "name": {**_NAME, "minLength": 0},
         "replicas_min": {"maximum": limits.REPLICAS_MAX},
@@ -84,6 +85,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "team": _NAME,
         "min": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "max": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
+        "per_zone": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "idle_s": {"minimum": 0, "maximum": 365 * 24 * 3600},
     },
     "CloudWish": {
@@ -107,6 +109,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "source": {"pattern": cloud_admission.WORD_PATTERN},
         "path": {"pattern": cloud_admission.PATH_PATTERN},
     },
+    "AdoptRequest": {"name": _NAME, "zone": _NAME},
     "QueueRequest": {
         "team": _NAME,
         "weight": {"minimum": 0.001, "maximum": 1e6},

@@ -8,18 +8,19 @@ requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.controller.commands import Commands
 from penstock.controller.jobs import NotFound
 from penstock.controller.loop import Controller
 from penstock.domain.admission import BadInput
 from penstock.domain.ids import IdMaker
-from penstock.domain.nouns import Job, Principal, Queue, Role, Team
+from penstock.domain.nouns import Job, Principal, Queue, Role, Slice, Team
 from penstock.domain.retention import Retention
+from penstock.ports.capacity import Address, Existing
 from penstock.ports.clock import Clock
 from penstock.ports.objects import Stock
 from penstock.ports.store import Reader, Store
@@ -52,6 +53,14 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
 
 
+class Adopter(Protocol):
+    """A cloud, as far as things in it can be adopted."""
+
+    async def inspect(self, name: str, zone: str) -> Existing | None: ...
+    async def take(self, found: Existing, slice: str, machine: str, *, own: bool) -> None: ...
+    def script(self, slice: Slice) -> str: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Service:
     controller: Controller
@@ -68,8 +77,14 @@ class Service:
     #: Removes what no slice of this machine uses and nothing used since a moment (or counts it: a dry run); answers
     #: what went, and why something stays. None where there are no local slices.
     caches: Callable[[float, bool], Awaitable[tuple[Sequence[CleanedView], str]]] | None = None
+    #: Starts the agent of a host anew; its payloads go on. Raises `CapacityError` where the provider cannot do that.
+    restart_agent: Callable[[Slice, int], Awaitable[None]] | None = None
     #: The file of the agent bundle with this hash, for hosts of a cloud; None when it is not, or no longer, here.
     bundle: Callable[[str], Path | None] | None = None
+    #: Takes over what somebody else made in the cloud; None without one.
+    adopter: Adopter | None = None
+    #: Provider -> where the hosts of a slice of its are, by name and zone; those who cannot tell are left out.
+    addresses: Mapping[str, Callable[[str, str], Awaitable[Sequence[Address]]]] = field(default_factory=dict)
     progress: dict[str, ProgressView] = field(default_factory=dict)  #: attempt -> what its payload last said
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  #: set when the process ends: streams and waits end
     description: bytes = b""  #: the OpenAPI page, made with the application

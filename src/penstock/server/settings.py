@@ -17,14 +17,16 @@ from penstock.controller.jobs import NotFound
 from penstock.domain import admission, catalogue, cloud_admission, limits
 from penstock.domain.admission import BadInput
 from penstock.domain.cloud import ON_DEMAND, SPOT, CloudWish
-from penstock.domain.nouns import Job, Pool, Principal, Queue, Role, Slice
+from penstock.domain.nouns import Attempt, Job, Pool, Principal, Queue, Role, Slice
+from penstock.planner.budgets import spent
 from penstock.ports.store import Reader
 from penstock.server.arrivals import arrivals
+from penstock.server.inventory import reservation_view
 from penstock.server.routing import Call, Parameter, Raw, Refusal, Route
 from penstock.server.secret_files import NAME_PATTERN
 from penstock.server.service import Service
 from penstock.server.submission import usable
-from penstock.server.views import pool_of, pool_view, queue_of, queue_view, slice_view
+from penstock.server.views import as_fleet, pool_of, pool_view, queue_of, queue_view, slice_view
 from penstock.wire.api import (
     Health,
     Maintenance,
@@ -99,6 +101,11 @@ async def put_pool(service: Service, call: Call) -> PoolView:
         admission.check_number(field, value, 0, limits.POOL_SLICES_MAX)
     if request.min > request.max:
         raise Refusal("conflict", f"min: {request.min} is more than max {request.max}", field="min")
+    if request.per_zone is not None:
+        admission.check_number("per_zone", request.per_zone, 0, limits.POOL_SLICES_MAX)
+        if request.per_zone * len(request.zones) > limits.POOL_SLICES_MAX:
+            detail = f"per_zone: {request.per_zone} in {len(request.zones)} zones is more than a pool may have"
+            raise Refusal("conflict", detail, field="per_zone", advice=f"it may have {limits.POOL_SLICES_MAX}")
     for zone in request.zones:
         admission.check_name("zones", zone)
     if request.cloud is not None:
@@ -141,7 +148,7 @@ def _at_its_provider(service: Service, pool: Pool, old: Pool | None) -> Pool:
         zones = cloud_admission.resolve_zones(pool.zones, row, service.settings.cloud_zones)
     except BadInput as error:
         raise Refusal("conflict", str(error), field=error.field) from error
-    return admission.normal_pool(msgspec.structs.replace(pool, cloud=wish, spot=wish.spot, zones=zones))
+    return admission.normal_pool(as_fleet(msgspec.structs.replace(pool, cloud=wish, spot=wish.spot, zones=zones)))
 
 
 async def delete_pool(service: Service, call: Call) -> None:
@@ -157,11 +164,17 @@ async def delete_pool(service: Service, call: Call) -> None:
 class _Queues(msgspec.Struct, frozen=True):
     queues: list[Queue]
     waiting: dict[str, int]
+    live: list[Attempt]  #: what they have used is not charged yet
+
+    def view(self, queue: Queue, now: float) -> QueueView:
+        mine = [attempt for attempt in self.live if attempt.queue == queue.name]
+        return queue_view(queue, self.waiting.get(queue.name, 0), spent(queue, mine, now))
 
 
 def _read_queues(reader: Reader, team: str | None) -> _Queues:
     queues = [queue for queue in reader.queues() if not queue.deleted and team in (None, queue.team)]
-    return _Queues(queues, reader.waiting_counts())
+    live = reader.live_attempts() if any(queue.budget is not None for queue in queues) else []
+    return _Queues(queues, reader.waiting_counts(), live)
 
 
 def _read_queue(reader: Reader, name: str) -> Queue | None:
@@ -171,7 +184,7 @@ def _read_queue(reader: Reader, name: str) -> Queue | None:
 async def list_queues(service: Service, call: Call) -> QueuePage:
     """The queues of a team, and how many jobs wait in each."""
     found = await service.store.read(_read_queues, call.walls)
-    return QueuePage(tuple(queue_view(queue, found.waiting.get(queue.name, 0)) for queue in found.queues))
+    return QueuePage(tuple(found.view(queue, service.clock.now()) for queue in found.queues))
 
 
 async def get_queue(service: Service, call: Call) -> QueueView:
@@ -179,7 +192,7 @@ async def get_queue(service: Service, call: Call) -> QueueView:
     found = await service.store.read(_read_queues, call.walls)
     for queue in found.queues:
         if queue.name == call.params["name"]:
-            return queue_view(queue, found.waiting.get(queue.name, 0))
+            return found.view(queue, service.clock.now())
     raise NotFound("queue", call.params["name"])
 
 
@@ -199,7 +212,7 @@ async def put_queue(service: Service, call: Call) -> QueueView:
             raise _taken("queue", name) from error
         raise
     found = await service.store.read(_read_queues, team)
-    return queue_view(saved, found.waiting.get(name, 0))
+    return found.view(saved, service.clock.now())
 
 
 async def delete_queue(service: Service, call: Call) -> None:
@@ -215,6 +228,8 @@ async def delete_queue(service: Service, call: Call) -> None:
 class _Slices(msgspec.Struct, frozen=True):
     slices: list[Slice]
     jobs: dict[str, Job]  #: by the attempt that holds a slice
+    attempts: dict[str, Attempt]
+    pools: dict[str, Pool]
 
 
 def _read_slices(reader: Reader, team: str | None) -> _Slices:
@@ -222,16 +237,30 @@ def _read_slices(reader: Reader, team: str | None) -> _Slices:
     held = [slice.attempt for slice in slices if slice.attempt is not None]
     attempts = reader.attempts(held)
     jobs = {job.id: job for job in reader.jobs(sorted({attempt.job for attempt in attempts}))}
-    return _Slices(slices, {attempt.id: jobs[attempt.job] for attempt in attempts if attempt.job in jobs})
+    return _Slices(
+        slices,
+        {attempt.id: jobs[attempt.job] for attempt in attempts if attempt.job in jobs},
+        {attempt.id: attempt for attempt in attempts},
+        {pool.name: pool for pool in reader.pools()},
+    )
 
 
 async def list_slices(service: Service, call: Call) -> SlicePage:
     """The slices of a team that are not gone."""
     found = await service.store.read(_read_slices, call.walls)
     coming = arrivals(service)
-    return SlicePage(
-        tuple(slice_view(one, found.jobs.get(one.attempt or ""), coming.tell(one)) for one in found.slices)
+    now = service.clock.now()
+    views = (
+        slice_view(
+            one,
+            found.jobs.get(one.attempt or ""),
+            coming.tell(one),
+            held=found.attempts.get(one.attempt or ""),
+            reserved=reservation_view(one, found.pools.get(one.pool), now),
+        )
+        for one in found.slices
     )
+    return SlicePage(tuple(views))
 
 
 async def preempt(service: Service, call: Call) -> None:

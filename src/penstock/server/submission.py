@@ -48,6 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     queues: tuple[str, ...]  #: of the team, by name
     pools: tuple[Pool, ...]  #: it may use
     jobs: dict[str, Job | list[str]]  #: what ids and starts of ids mean
+    accelerators: dict[str, str] = {}  #: of pools and slices that a job is to run on, by name
 
 
 async def prepare(service: Service, call: Call, requests: Sequence[JobRequest]) -> list[JobSpec]:
@@ -100,7 +101,9 @@ def _user(user: Principal, request: JobRequest) -> str:
 
 def _spec(service: Service, user: Principal, team: str, facts: Facts, request: JobRequest) -> JobSpec:
     queue = request.queue if request.queue is not None else _default_queue(service, team, facts.queues)
-    on = request.on or service.settings.default_on
+    # A pool, and a slice, is of one kind: whoever names it need not name that too.
+    there = facts.accelerators.get(request.slice or request.pool or "")
+    on = request.on or ((there,) if there is not None else service.settings.default_on)
     spec = spec_of(request, team=team, queue=queue, user=_user(user, request), on=on)
     return msgspec.structs.replace(spec, after=tuple(_meant(facts.jobs[id], id) for id in request.after))
 
@@ -203,13 +206,21 @@ def _check_setup(setup: str) -> None:
 async def _facts(service: Service, team: str, requests: Iterable[JobRequest]) -> Facts:
     after = {id for request in requests for id in request.after[: limits.AFTER_MAX]}
     queues = any(request.queue is None for request in requests)
-    if not (after or queues or service.settings.local_pools):
+    places = {request.slice or request.pool or "" for request in requests if not request.on}
+    places = {name for name in places if name and name.isprintable()}  # others are refused, but not yet
+    if not (after or queues or places or service.settings.local_pools):
         return Facts((), (), {})
-    return await service.store.read(_read_facts, team, after, service.settings.local_pools)
+    return await service.store.read(_read_facts, team, after, places, service.settings.local_pools)
 
 
-def _read_facts(reader: Reader, team: str, after: set[str], pools: bool) -> Facts:
+def _read_facts(reader: Reader, team: str, after: set[str], places: set[str], pools: bool) -> Facts:
+    named = [pool for pool in reader.pools() if pool.name in places and usable(pool, team)] if places else []
+    slices = [slice for slice in reader.slices(sorted(places)) if slice.team == team] if places else []
     return Facts(
+        accelerators={
+            **{pool.name: pool.accelerator for pool in named},
+            **{slice.id: slice.accelerator for slice in slices},
+        },
         queues=tuple(queue.name for queue in reader.queues() if queue.team == team and not queue.deleted),
         pools=tuple(pool for pool in reader.pools() if usable(pool, team)) if pools else (),
         jobs={id: read_by_prefix(reader, team, id) for id in after},

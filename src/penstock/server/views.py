@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.domain import limits
+from penstock.domain.budgets import Budget, Spent
 from penstock.domain.lifecycle import AttemptState, JobState
 from penstock.domain.nouns import (
     Attempt,
@@ -45,6 +46,8 @@ from penstock.wire.api import (
     QueueView,
     SliceView,
 )
+from penstock.wire.cost import JobCost
+from penstock.wire.inventory import BudgetRequest, BudgetView, ReservationView
 
 COMMAND_CHARACTERS = 2_000  #: of a command or snippet in a job's view: enough to know it by
 
@@ -133,6 +136,7 @@ def job_view(
     *,
     progress: Mapping[str, ProgressView],
     cost_usd: float | None,
+    used: JobCost | None = None,
     whole: bool = False,
 ) -> JobView:
     """A job; with `whole` also what lists leave out. `attempts` are all of it, oldest first."""
@@ -168,6 +172,7 @@ def job_view(
         cancel_requested=job.cancel_at is not None,
         progress=max(said, key=lambda one: one.at, default=None),
         cost_usd=cost_usd,
+        used=used,
         attempts=tuple(attempt_view(attempt) for attempt in attempts) if whole else (),
     )
 
@@ -223,7 +228,14 @@ def cost_usd(
 
 
 # --- capacity ---
-def slice_view(slice: Slice, job: Job | None, arriving: str = "") -> SliceView:
+def slice_view(
+    slice: Slice,
+    job: Job | None,
+    arriving: str = "",
+    *,
+    held: Attempt | None = None,
+    reserved: ReservationView | None = None,
+) -> SliceView:
     return SliceView(
         id=slice.id,
         team=slice.team,
@@ -244,6 +256,10 @@ def slice_view(slice: Slice, job: Job | None, arriving: str = "") -> SliceView:
         idle_since=slice.idle_since,
         why=slice.why,
         arriving=arriving,
+        title=slice.title,
+        held_since=held.created_at if held is not None else None,
+        held_until=None if held is None else (held.started_at or held.created_at) + held.timeout_s,
+        reserved=reserved,
     )
 
 
@@ -262,10 +278,17 @@ def pool_of(name: str, request: PoolRequest, team: str, old: Pool | None) -> Poo
         spot=request.spot,
         idle_s=request.idle_s,
         cloud=request.cloud,
+        per_zone=request.per_zone,
     )
-    if old is None or old.deleted:
-        return wanted
-    return msgspec.structs.replace(wanted, race=old.race, per_zone=old.per_zone, teams=old.teams)
+    if old is not None and not old.deleted:
+        per_zone = old.per_zone if request.per_zone is None else request.per_zone
+        wanted = msgspec.structs.replace(wanted, race=old.race, per_zone=per_zone, teams=old.teams, adopted=old.adopted)
+    return as_fleet(wanted)
+
+
+def as_fleet(pool: Pool) -> Pool:
+    """A fleet may hold what its count in each zone makes, neither more nor less."""
+    return pool if pool.per_zone is None else msgspec.structs.replace(pool, min=0, max=pool.always)
 
 
 def pool_view(pool: Pool, slices: int) -> PoolView:
@@ -281,6 +304,7 @@ def pool_view(pool: Pool, slices: int) -> PoolView:
         idle_s=pool.idle_s,
         slices=slices,
         cloud=pool.cloud,
+        per_zone=pool.per_zone,
     )
 
 
@@ -293,10 +317,26 @@ def queue_of(name: str, request: QueueRequest, team: str) -> Queue:
         borrow_chips=request.borrow_chips,
         band=request.band,
         paused=request.paused,
+        budget=_budget(request.budget),
     )
 
 
-def queue_view(queue: Queue, waiting: int) -> QueueView:
+def _budget(asked: BudgetRequest | None) -> Budget | None:
+    return None if asked is None else Budget(limit=asked.limit, unit=asked.unit, window=asked.window)
+
+
+def budget_view(budget: Budget, spent: Spent) -> BudgetView:
+    return BudgetView(
+        limit=budget.limit,
+        unit=budget.unit.value,
+        window=budget.window.value,
+        spent=spent.of(budget.unit),
+        unpriced_chip_s=spent.unpriced_chip_s,
+        since=spent.since,
+    )
+
+
+def queue_view(queue: Queue, waiting: int, spent: Spent | None = None) -> QueueView:
     return QueueView(
         name=queue.name,
         team=queue.team,
@@ -306,6 +346,7 @@ def queue_view(queue: Queue, waiting: int) -> QueueView:
         band=queue.band,
         paused=queue.paused,
         waiting=waiting,
+        budget=budget_view(queue.budget, spent) if queue.budget is not None and spent is not None else None,
     )
 
 

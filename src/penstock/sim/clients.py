@@ -18,8 +18,9 @@ import msgspec
 from penstock.controller.commands import Commands
 from penstock.controller.jobs import KeyReused, NotFound
 from penstock.domain.admission import BadInput, body_hash, normal_spec
+from penstock.domain.budgets import Budget
 from penstock.domain.invariants.history import Recorder
-from penstock.domain.nouns import JobSpec, Pool, Queue, Team
+from penstock.domain.nouns import JobSpec, Pool, Queue, Reservation, Team
 from penstock.ports.store import StoreError, Unavailable
 from penstock.sim.points import Crash
 from penstock.sim.scenario import JobPlan, Scenario
@@ -220,7 +221,7 @@ class Clients:
                 if pool.per_zone is None:
                     await self._up().put_pool(_resized(pool, self._rng.randint(max(1, pool.min), 6)))
             case 2:
-                await self._up().put_queue(self._rng.choice(self._scenario.queues))
+                await self._restrict(self._rng.choice(self._scenario.queues))
             case 3:
                 await self._up().purge(self.jobs[:20], 0.0)
             case 4:
@@ -231,6 +232,21 @@ class Clients:
                 await self._insist(partial(_delete_pool, extra.name))
             case _:
                 await self._up().put_team(self._rng.choice(self._scenario.teams))
+
+    async def _restrict(self, queue: Queue) -> None:
+        """A queue as it was, or for a while without a budget to spend; or a pool that one user keeps to himself."""
+        now = asyncio.get_running_loop().time()
+        turn, spell_s = int(now) % 3, 5.0 + now % 50.0  # not drawn: the other faults of a seed stay where they are
+        if turn == 1:
+            await self._up().put_queue(msgspec.structs.replace(queue, budget=Budget(limit=0.0)))
+            await asyncio.sleep(spell_s)
+        elif turn == 2:
+            pool = self._scenario.pools[0].name
+            claim = Reservation(user="one", since=now, until=now + 3600.0)
+            await self._up().reserve_pool(pool, claim, None)
+            await asyncio.sleep(spell_s)
+            await self._insist(partial(_release_pool, pool))
+        await self._insist(partial(_put_queue, queue))
 
     async def _burst(self) -> None:
         """W2 in small: a batch of short jobs at once, and all of them cancelled at once soon after."""
@@ -269,6 +285,10 @@ async def _put_team(team: Team, commands: Commands) -> None:
 
 async def _put_queue(queue: Queue, commands: Commands) -> None:
     await commands.put_queue(queue)
+
+
+async def _release_pool(name: str, commands: Commands) -> None:
+    await commands.reserve_pool(name, None, None)
 
 
 async def _put_pool(pool: Pool, commands: Commands) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.domain.cost import Hold, Hour
 from penstock.domain.lifecycle import JobState
 from penstock.domain.nouns import (
     Attempt,
@@ -206,6 +207,17 @@ class RowReader:
 
     def attempts_of(self, job: str) -> list[Attempt]:
         return self._list(rows.ATTEMPTS, "select body from attempts where job = $1 order by fence", (job,))
+
+    def holds(self, after: tuple[float, str], limit: int) -> list[tuple[tuple[float, str], Hold]]:
+        self._settle(rows.ATTEMPTS)
+        sql = """select closed_at, id, body from attempts where (closed_at, id) > ($1, $2)
+            and closed_at is not null order by closed_at, id limit $3"""
+        return [((at, id_), rows.hold(body)) for at, id_, body in self._rows(sql, (*after, limit))]
+
+    def ledger_hours(self, first: int, last: int) -> list[Hour]:
+        sql = """select hour, team, queue, owner, zone, price, useful, lost, unknown, setup, waited, attempts, losses
+            from ledger where hour >= $1 and hour <= $2 order by hour, team, queue, owner, zone, price"""
+        return [rows.hour(row) for row in self._rows(sql, (first, last))]
 
     def slice(self, id: str) -> Slice | None:
         found: Slice | None = self._one(rows.SLICES, id, "select body from slices where id = $1")

@@ -10,12 +10,13 @@ cannot catch `Refused` and go on. It must not commit; `turns.py` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
+from penstock.domain.cost import Hour
 from penstock.domain.lifecycle import IllegalTransition
 from penstock.domain.nouns import Event, Job, Leader
 from penstock.ports.store import Conflict, E, QuotaFull, Refused, StaleLeader
@@ -279,6 +280,10 @@ class RowTransaction(RowReader):
         self._directly(deletes)
         del self._known["job", job.id]
         self._log("job.purged", "job", job.id, job.version + 1, 0, None, self._epoch)
+
+    def sum_up(self, hours: Sequence[Hour]) -> None:
+        if hours:
+            self._directly([(rows.SUM_UP_SQL, [rows.hour_row(hour) for hour in hours])])
 
     def forget_events(self, up_to: int) -> int:
         self._settle_events()

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from penstock.domain.custody import SyncReply, SyncRequest
 from penstock.wire.api import CommandRequest, ErrorView, ProgressView, SnippetRequest
+from penstock.wire.solving import SolveOrder
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +38,8 @@ class AgentSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     request: SyncRequest
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
     progress: dict[str, ProgressView] = {}  #: attempt -> what its payload last said
+    #: Attempt -> seconds since its newest checkpoint was finished, where hosts save in the root itself.
+    saved: dict[str, Annotated[float, Meta(ge=0, le=1e9)]] = {}
     address: Annotated[str, Meta(max_length=64, pattern=r"^[0-9A-Fa-f.:]*$")] = ""  #: where other hosts reach this one
 
 
@@ -78,6 +81,7 @@ class Orders(SyncReply, frozen=True, gc=True, kw_only=True):
     """
 
     spec: LaunchSpec | None = None
+    solve: SolveOrder | None = None  #: look whether this host is well; see `wire.solving`
 
 
 class LogAck(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.domain.cloud import CloudWish
+from penstock.wire.cost import JobCost
+from penstock.wire.inventory import BudgetRequest, BudgetView, ReservationView
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -114,12 +116,13 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the payload last said about itself (`penstock.payload.progress`)."""
+    """What the payload last said about itself (`penstock.payload.progress`, `saving`)."""
 
     done: float
     total: float | None = None
     metrics: dict[str, float] = {}
     at: float = 0.0
+    save_s: float | None = None  #: how long one of its saves holds it up
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +156,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     progress: ProgressView | None = None
     error: ErrorView | None = None
     cost_usd: float | None = None
+    used: JobCost | None = None  #: lists leave it out
     attempts: tuple[AttemptView, ...] = ()
 
 
@@ -272,6 +276,10 @@ class SliceView(msgspec.Struct, frozen=True, kw_only=True):
     idle_since: float | None = None
     why: str = ""
     arriving: str = ""  #: while it is being made: what its hosts are doing
+    title: str = ""  #: what people call it: in a fleet its place, tpu-ZONE-N, which its successor takes over
+    held_since: float | None = None  #: by the job on it
+    held_until: float | None = None  #: at the latest: when that job has had all its time
+    reserved: ReservationView | None = None
 
 
 class SlicePage(msgspec.Struct, frozen=True):
@@ -288,6 +296,7 @@ class PoolRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     spot: bool = False
     idle_s: float = 600.0
     cloud: CloudWish | None = None  #: how a cloud makes its slices; left out: as before
+    per_zone: int | None = None  #: a fleet: so many in each zone, and `max` follows from it; left out: as before
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,6 +311,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
     slices: int = 0
     cloud: CloudWish | None = None
+    per_zone: int | None = None
 
 
 class PoolPage(msgspec.Struct, frozen=True):
@@ -315,6 +325,7 @@ class QueueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     borrow_chips: int | None = None
     band: int = 0
     paused: bool = False
+    budget: BudgetRequest | None = None  #: left out: none
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,6 +337,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     band: int
     paused: bool
     waiting: int = 0
+    budget: BudgetView | None = None
 
 
 class QueuePage(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from penstock.wiring import elf
 #: Never on a host: the machine's own C library must be the one everything else uses.
 _OF_THE_SYSTEM: Final = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|util|resolv|nsl|anl|mvec|nss_.*))\.so.*")
 _LEFT_OUT: Final = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3",
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3",
      "__pycache__", "__phello__", "pydoc_data"}
 )  # fmt: skip
 _NO_SCREENS: Final = ("_tkinter", "_curses_panel", "_test", "xxlimited", "_ctypes_test")
@@ -228,3 +228,16 @@ def _closure(names: Iterable[str]) -> list[str]:
 
 def _c_library() -> str:
     return platform.libc_ver()[1]
+
+
+def main() -> None:
+    """`wiring.cloud` runs it as a process of its own: packing takes a core for half a minute, and may be cut short."""
+    try:
+        made = build(Path(sys.argv[1]), sys.argv[2:])
+    except (OSError, ValueError, elf.NotRelocatable) as error:
+        sys.exit(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """Cloud TPUs of one server: the provider, the bundle that its hosts are made from, and what each of them is told.
 
-`wiring.serve` builds one when `[tpu_vm]` names a project, and runs it beside the API. The bundle is built in a thread,
-so that the API answers meanwhile; slices are asked for once it is there. It must not decide how many there are.
+`wiring.serve` builds one when `[tpu_vm]` names a project, and runs it beside the API. The bundle is packed by another
+process, so that the API answers meanwhile; slices are asked for once it is there. It must not decide how many there
+are.
 """
 
 from __future__ import annotations
@@ -9,27 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 
-from penstock.capacity.startup import Boot, metadata
+from penstock.capacity.startup import Boot, by_hand, metadata
 from penstock.capacity.tpu_requests import Defaults
-from penstock.capacity.tpu_rest import FixedTokens, LoginTokens, TpuRest
+from penstock.capacity.tpu_rest import FixedTokens, LoginTokens, Tokens, TpuRest
 from penstock.capacity.tpu_vm import TpuVmCapacity
 from penstock.domain.nouns import Slice
-from penstock.ports.capacity import PermissionDenied, Transient
+from penstock.ports.capacity import Existing, PermissionDenied, Transient
 from penstock.ports.clock import Clock
 from penstock.server.auth import join_token
 from penstock.wiring import bundle
-from penstock.wiring.elf import NotRelocatable
 from penstock.wiring.home import Unusable
 from penstock.wiring.settings import CloudSettings
+from penstock.wiring.tunnels import PORT as TUNNEL_PORT
+from penstock.wiring.tunnels import Tunnels
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +56,9 @@ class Cloud:
         directory: Path,
         url: str,
         changed: Callable[[str], None],
+        slices: Callable[[], Iterable[Slice]] = tuple,
     ) -> None:
-        """`directory` keeps bundles; `url` is this server's own address, for want of a better one."""
+        """`directory` keeps bundles; `url` is this server's own address, for want of a better one; `slices` are all."""
         self._settings = settings
         self._key = key
         self._clock = clock
@@ -59,8 +66,7 @@ class Cloud:
         self._server = _agents_url(settings, url)
         self._bundle: bundle.Bundle | None = None
         self._broken = ""
-        tokens = FixedTokens("emulated") if settings.emulated else LoginTokens()
-        self._rest = TpuRest(settings.project, tokens, endpoint=settings.endpoint)
+        self._rest = TpuRest(settings.project, _tokens(settings), endpoint=settings.endpoint)
         self.capacity = TpuVmCapacity(
             self._rest,
             label=label,
@@ -76,14 +82,22 @@ class Cloud:
             ),
             changed=changed,
         )
+        self._tunnels = (
+            Tunnels(settings.tunnel, url, clock=clock, slices=slices, addresses=self.capacity.addresses)
+            if settings.tunnel
+            else None
+        )
 
     async def run(self) -> None:
         """Until cancelled: build the bundle, then follow creates."""
         try:
-            if self._settings.emulated:
+            if self._settings.emulated and self._tunnels is None:
                 await self._open_way()
             await self._build()
-            await self.capacity.run()
+            async with asyncio.TaskGroup() as work:
+                work.create_task(self.capacity.run())
+                if self._tunnels is not None:
+                    work.create_task(self._tunnels.run())
         finally:
             await self._rest.close()
 
@@ -93,13 +107,20 @@ class Cloud:
 
     async def _build(self) -> None:
         began = self._clock.steady()
+        words = (sys.executable, "-P", "-m", bundle.__name__, str(self._directory), *self._settings.bundle)
+        packing = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            made = await asyncio.to_thread(bundle.build, self._directory, self._settings.bundle)
-        except (OSError, ValueError, NotRelocatable) as error:
+            out, err = await packing.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                packing.kill()
+        if packing.returncode != 0:
             # The server goes on: everything but new cloud slices works, and `tpu why` tells.
-            self._broken = f"the agent bundle cannot be built: {error}"
-            logger.exception("%s", self._broken)
+            said = err.decode(errors="replace").strip().splitlines()
+            self._broken = f"the agent bundle cannot be built: {said[-1] if said else packing.returncode}"
+            logger.error("%s", self._broken)
             return
+        made = msgspec.json.decode(out, type=bundle.Bundle)
         lacking = [name for name in self._settings.bundle if not _installed(name)]
         if lacking:
             logger.warning("the agent bundle has no %s: not installed here; jobs must bring it", ", ".join(lacking))
@@ -119,6 +140,18 @@ class Cloud:
         mounts = wanted.cloud.mounts if wanted.cloud is not None else ()
         return metadata(boot, wanted.id, join_token(self._key, wanted.id), mounts)
 
+    # --- adoption (`server.adoption.Adopter`) ---
+    async def inspect(self, name: str, zone: str) -> Existing | None:
+        return await self.capacity.inspect(name, zone)
+
+    async def take(self, found: Existing, slice: str, machine: str, *, own: bool) -> None:
+        await self.capacity.adopt(found.name, found.zone, slice, machine, own=own)
+
+    def script(self, slice: Slice) -> str:
+        """What makes a host of an adopted slice ours, run as root."""
+        assert slice.provider_id is not None
+        return by_hand(self._metadata(slice), slice.provider_id)
+
     async def _open_way(self) -> None:
         """Emulated hosts live in a network without a way out: ask for one to this server. Real ones have routes."""
         parts = urlsplit(self._server)
@@ -132,12 +165,25 @@ class Cloud:
                 await self._clock.sleep(_WAY_EVERY_S)
 
 
+def _tokens(settings: CloudSettings) -> Tokens:
+    if settings.emulated:
+        return FixedTokens("emulated")
+    for module in ("google.auth", "requests"):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise Unusable(f"tpu_vm.project: {module} is missing; pip install 'penstock[gcp]'") from error
+    return LoginTokens()
+
+
 def _agents_url(settings: CloudSettings, url: str) -> str:
+    if settings.tunnel:
+        return f"http://127.0.0.1:{TUNNEL_PORT}"  # each host's own end of its tunnel
     given = settings.agents_url or url
     if not settings.emulated and urlsplit(given).hostname in _LOOPBACK:
         raise Unusable(
             f"tpu_vm.agents_url: hosts of the cloud cannot reach {given}; say under [tpu_vm] how they reach this "
-            'server, such as agents_url = "https://penstock.example.org"'
+            'server, such as agents_url = "https://penstock.example.org", or lead them here with tunnel = "ssh"'
         )
     return given
 

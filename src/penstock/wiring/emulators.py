@@ -16,7 +16,7 @@ from penstock.emulator.http_words import Refused
 from penstock.emulator.serving import serve
 from penstock.emulator.tpu_hosts import Hosts, NoHosts
 from penstock.emulator.tpu_world import World, read_world
-from penstock.emulator.vm_hosts import NoMachines, VmHosts
+from penstock.emulator.vm_hosts import Logins, NoMachines, VmHosts
 from penstock.wiring.clock import SystemClock
 
 Ready = Callable[[str], None]
@@ -28,23 +28,33 @@ def run_gcs(buckets: Iterable[str], port: int, directory: Path | None, ready: Re
 
 
 def run_google(
-    buckets: Iterable[str], port: int, directory: Path | None, world: Path | None, *, machines: bool, ready: Ready
+    buckets: Iterable[str],
+    port: int,
+    directory: Path | None,
+    world: Path | None,
+    *,
+    machines: bool,
+    ready: Ready,
+    logins: tuple[Path, int] | None = None,
 ) -> None:
-    """Emulate Cloud TPU and Cloud Storage at one address until told to stop, with hosts that run or without."""
+    """Emulate Cloud TPU and Cloud Storage at one address until told to stop, with hosts that run or without.
+
+    `logins` are a file of public keys and the port at which hosts can be logged in to with them.
+    """
     script, gcs = _world(world), _gcs(buckets, directory)
     # The HTTP server passes the signal on once it has ended; dying of it would leave the hosts' disks behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="penstock-hosts-", ignore_cleanup_errors=True) as disks:
-        hosts: Hosts = _machines(Path(disks)) if machines else NoHosts()
+        hosts: Hosts = _machines(Path(disks), logins) if machines else NoHosts()
         try:
             serve(GoogleEmulator(TpuEmulator(script, SystemClock().now, hosts), gcs), port, ready)
         finally:
             hosts.close()
 
 
-def _machines(disks: Path) -> VmHosts:
+def _machines(disks: Path, logins: tuple[Path, int] | None) -> VmHosts:
     try:
-        return VmHosts(disks)
+        return VmHosts(disks, Logins(logins[0].read_text(), logins[1]) if logins is not None else None)
     except NoMachines as error:
         raise BadInput("hosts", "here", "cannot be run", str(error)) from error
 

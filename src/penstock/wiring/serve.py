@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -27,6 +28,7 @@ from penstock import __version__
 from penstock.capacity.local import ZONE, LocalCapacity
 from penstock.controller.loop import Controller
 from penstock.domain.ids import IdMaker
+from penstock.domain.nouns import Slice
 from penstock.ports.capacity import Capacity, CapacityError
 from penstock.ports.store import Store, StoreError
 from penstock.server.agents import bells
@@ -65,6 +67,9 @@ def run(settings: ServerSettings, ready: Callable[[str], None] | None = None) ->
     home = Home(settings.home)
     firestore = configured_firestore(os.environ, settings.home)
     key = home.prepare()
+    # What was imported lives as long as the process: the collector need not look at it, nor come every moment.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     with home.held(), _sole_writer(settings.store), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, home, key, ready, firestore))
 
@@ -187,6 +192,7 @@ def _build(
             directory=home.path / "bundles",
             url=url,
             changed=lambda zone: controller.look(CLOUD, zone),
+            slices=lambda: list(controller.snapshot.slices.values()),
         )
         capacities[CLOUD] = cloud.capacity
     controller = Controller(
@@ -207,23 +213,30 @@ def _build(
         tokens=Tokens(home.path / "tokens.json"),
         key=key,
         secrets=SecretFiles(home.path / "secrets", _given_secrets()),
-        settings=Settings(
-            version=__version__,
-            store=shown(settings.store),
-            root=root,
-            started_at=clock.now(),
-            default_on=settings.default_on,
-            local_pools=settings.embedded,
-            local_slices=settings.local_slices,
-            providers=tuple(capacities),
-            cloud_zones=settings.cloud.zones if settings.cloud is not None else (),
-            retention=settings.retention,
-        ),
+        settings=_chosen(settings, root, tuple(capacities), clock.now()),
         preempt=_preempting(local) if local is not None else None,
+        restart_agent=_restarting(local),
         caches=HostCaches(home.path / "cache", local) if local is not None else None,
         bundle=cloud.file if cloud is not None else None,
+        adopter=cloud,
+        addresses={CLOUD: cloud.capacity.addresses} if cloud is not None else {},
     )
     return service, local, cloud
+
+
+def _chosen(settings: ServerSettings, root: str, providers: tuple[str, ...], now: float) -> Settings:
+    return Settings(
+        version=__version__,
+        store=shown(settings.store),
+        root=root,
+        started_at=now,
+        default_on=settings.default_on,
+        local_pools=settings.embedded,
+        local_slices=settings.local_slices,
+        providers=providers,
+        cloud_zones=settings.cloud.zones if settings.cloud is not None else (),
+        retention=settings.retention,
+    )
 
 
 def _without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
@@ -248,6 +261,16 @@ def _preempting(local: LocalCapacity) -> Callable[[str, float], Awaitable[None]]
             raise Refusal("conflict", str(error), field="id") from error
 
     return preempt
+
+
+def _restarting(local: LocalCapacity | None) -> Callable[[Slice, int], Awaitable[None]]:
+    async def restart(slice: Slice, host: int) -> None:
+        if slice.provider != "local" or local is None:
+            # Its startup script starts an agent that ended; a machine that hangs can only be replaced.
+            raise CapacityError("its startup script did not bring it back, and its provider has no other way")
+        await local.restart_agent(slice.id, host)
+
+    return restart
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ class CloudSettings(NamedTuple):
     service_account: str
     runtime_version: str
     bundle: tuple[str, ...]  #: packages that jobs find on every host
+    tunnel: str = ""  #: an ssh command that leads hosts back to this server, where they cannot reach it themselves
 
     @property
     def emulated(self) -> bool:
@@ -135,6 +137,16 @@ def _accelerators(value: object) -> object:
         return tuple(find_accelerator(str(name).strip()).name for name in names)
     except UnknownAccelerator as error:
         raise ValueError(f"names an accelerator nobody knows: {error}") from error
+
+
+def _ssh(text: object) -> object:
+    try:
+        words = shlex.split(text) if isinstance(text, str) else None
+    except ValueError:
+        words = None
+    if words is None or (words and not any(word.rpartition("/")[2] == "ssh" for word in words)):
+        raise ValueError('is not an ssh command, such as "ssh -i KEY -l USER"')
+    return text
 
 
 def _empty_or_word(value: object) -> object:
@@ -243,6 +255,7 @@ CLOUD_KEYS: Final[Mapping[str, Key]] = {
     "subnetwork": Key(_empty_or_word, lambda _: "", "of hosts, unless their pool names one"),
     "service_account": Key(_empty_or_word, lambda _: "", "of hosts; none: the project's default one"),
     "runtime_version": Key(_empty_or_word, lambda _: "", "of hosts; none: the catalogue's for their accelerator"),
+    "tunnel": Key(_ssh, lambda _: "", "ssh and its options: lead hosts to this server over ssh; none: they reach it"),
     "bundle": Key(_PACKAGES, lambda _: FOR_JOBS, "packages of this server's that jobs find on every host"),
 }
 #: The tables of `penstock.toml` and their keys; None: checked where it is used.

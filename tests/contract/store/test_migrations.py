@@ -126,7 +126,8 @@ def test_processes_that_open_an_empty_store_at_once_migrate_it_once(opener: Call
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.number for one in ran] == [one.number for one in migrations(opener().dialect)]
+    # Who ran which is chance, and who tells of it first as well.
+    assert sorted(one.number for one in ran) == [one.number for one in migrations(opener().dialect)]
 
 
 def test_the_doctor_says_what_is_missing(opener: Callable[[], Link]) -> None:

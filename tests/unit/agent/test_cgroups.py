@@ -32,7 +32,7 @@ def test_version_2_serves_alone(tmp_path: Path) -> None:
     proc, mounts = a_machine(tmp_path, {"": "/service"}, [("unified", "cgroup2", "rw")])
     found = cgroups.find(proc, mounts)
     assert found.folders == {"unified": str(tmp_path / "unified/service")}
-    group = cgroups.make(found, "a1", memory_bytes=1 << 30, tasks=10)
+    group = cgroups.make(found, "a1")
     assert group is not None
     assert group.entrances == [str(tmp_path / "unified/service/penstock-a1/cgroup.procs")]
 
@@ -41,7 +41,7 @@ def test_where_there_is_none_there_is_none(tmp_path: Path) -> None:
     proc, mounts = a_machine(tmp_path, {"": "/"}, [])
     found = cgroups.find(proc, mounts)
     assert found.folders == {}
-    assert cgroups.make(found, "a1", memory_bytes=None, tasks=10) is None
+    assert cgroups.make(found, "a1") is None
 
 
 def test_limits_and_counts_use_the_files_of_their_version(tmp_path: Path) -> None:
@@ -53,8 +53,9 @@ def test_limits_and_counts_use_the_files_of_their_version(tmp_path: Path) -> Non
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     (unified / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
     for kind, kills in (("memory", 2), ("unified", 1)):
-        group = cgroups.make(cgroups.Hierarchies({kind: str(tmp_path / kind)}), "a1", memory_bytes=4096, tasks=7)
+        group = cgroups.make(cgroups.Hierarchies({kind: str(tmp_path / kind)}), "a1")
         assert group is not None
+        group.limit(memory_bytes=4096, tasks=7)
         assert group.oom_kills() == kills
     assert (memory / "memory.limit_in_bytes").read_text() == "4096"
     assert ((unified / "memory.max").read_text(), (unified / "pids.max").read_text()) == ("4096", "7")

@@ -78,6 +78,16 @@ def test_nothing_of_the_agents_own_secrets_passes_and_what_jax_needs_does() -> N
     assert "PENSTOCK_RESTORE_DIR" not in env
 
 
+def test_keys_of_compiled_code_hold_on_another_host_where_it_is_carried_there(tmp_path: Path) -> None:
+    name = "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"
+    for root, found in ((None, "none"), ((tmp_path / "root").as_uri(), None)):
+        spec = a_spec()
+        env = environment(spec, lay_out(tmp_path / "state", root, spec), {}, devices=False, deadline=0.0)
+        assert env.get(name) == found
+    spec = a_spec(env={name: "all"})
+    assert environment(spec, lay_out(tmp_path, None, spec), {}, devices=False, deadline=0.0)[name] == "all"
+
+
 def test_with_real_devices_jax_finds_them_itself() -> None:
     env = env_of(a_spec(), devices=True)
     assert "JAX_PLATFORMS" not in env

@@ -376,7 +376,7 @@ def test_groups_left_by_a_killed_agent_are_removed(tmp_path: Path) -> None:
 
     async def story() -> cgroups.Group:
         bench = Bench(tmp_path, walls)
-        left = cgroups.make(walls.groups, f"{bench.warm._kind}1-1", memory_bytes=None, tasks=10)
+        left = cgroups.make(walls.groups, f"{bench.warm._kind}1-1")
         assert left is not None
         await bench.run("pass")
         await bench.close()

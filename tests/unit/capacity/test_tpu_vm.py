@@ -306,7 +306,7 @@ def test_every_option_of_a_pool_reaches_the_request() -> None:
     assert body["schedulingConfig"] == {"spot": False, "preemptible": True, "reserved": False}
     assert body["serviceAccount"]["email"] == "a@b.iam"
     assert body["tags"] == ["x", "y"]
-    assert body["dataDisks"] == [{"sourceDisk": "projects/p1/zones/z/disks/d", "mode": "READ_ONLY_MANY"}]
+    assert body["dataDisks"] == [{"sourceDisk": "projects/p1/zones/z/disks/d", "mode": "READ_ONLY"}]
     assert msgspec.json.decode(msgspec.json.encode(wish), type=CloudWish) == wish
 
 

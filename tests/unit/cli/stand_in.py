@@ -17,7 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from typing_extensions import override
 
-from penstock.wire import api, problems
+from penstock.wire import api, capacity, problems
+from penstock.wire.cost import CostPage, JobCost
+from penstock.wire.inventory import ReservationView, ReserveRequest
 
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -75,6 +77,12 @@ class StandIn:
         self.pools: dict[str, api.PoolView] = {}
         self.queues: dict[str, api.QueueView] = {}
         self.slices: list[api.SliceView] = []
+        self.hosts: dict[str, tuple[capacity.HostView, ...]] = {}
+        self.zones: list[capacity.ZoneView] = []
+        self.replaced: list[tuple[str, bool]] = []
+        self.cost: CostPage | None = None
+        self.job_cost: JobCost | None = None
+        self.reservations: dict[tuple[str, str], ReserveRequest] = {}  #: (slices or pools, name) -> what was asked
         self.secrets: dict[str, str] = {}
         self.artifacts: dict[str, bytes] = {}
         self.submitted: list[api.JobRequest] = []
@@ -125,13 +133,23 @@ class StandIn:
             (r"GET /v1/jobs/([^/]+)/result", self._result),
             (r"GET /v1/jobs/([^/]+)/logs", self._logs),
             (r"GET /v1/jobs/([^/]+)/events", self._events),
+            (r"GET /v1/events", lambda **more: self._events("", **more)),
             (r"GET /v1/jobs/([^/]+)/artifacts", self._artifacts),
             (r"GET /v1/jobs/[^/]+/artifacts/(.+)", self._artifact),
             (r"GET /v1/pools", lambda **_: _json(api.PoolPage(tuple(self.pools.values())))),
+            (r"GET /v1/pools/([^/]+)", self._pool),
+            (r"POST /v1/pools/([^/]+)/recreate", self._recreate),
             (r"PUT /v1/pools/([^/]+)", self._put_pool),
             (r"DELETE /v1/pools/([^/]+)", lambda name, **_: self._drop(self.pools, name)),
             (r"GET /v1/queues", lambda **_: _json(api.QueuePage(tuple(self.queues.values())))),
             (r"PUT /v1/queues/([^/]+)", self._put_queue),
+            (r"GET /v1/slices/([^/]+)/hosts", lambda id, **_: _json(capacity.HostPage(self.hosts.get(id, ())))),
+            (r"POST /v1/slices/([^/]+)/replace", self._replace),
+            (r"PUT /v1/(slices|pools)/([^/]+)/reservation", self._reserve),
+            (r"DELETE /v1/(slices|pools)/([^/]+)/reservation", self._release),
+            (r"GET /v1/cost", lambda **_: _json(self.cost)),
+            (r"GET /v1/jobs/([^/]+)/cost", lambda *_, **__: _json(self.job_cost)),
+            (r"GET /v1/zones", lambda **_: _json(capacity.ZonePage(tuple(self.zones)))),
             (r"GET /v1/slices", lambda **_: _json(api.SlicePage(tuple(self.slices)))),
             (r"GET /v1/secrets", lambda **_: _json(api.SecretPage(tuple(self.secrets)))),
             (r"PUT /v1/secrets/([^/]+)", self._put_secret),
@@ -222,9 +240,35 @@ class StandIn:
         self.pools[name] = msgspec.convert({**msgspec.to_builtins(wanted), "name": name, "team": "lab"}, api.PoolView)
         return _json(self.pools[name])
 
+    def _pool(self, name: str, **_: Any) -> tuple[int, str, bytes]:
+        return _json(self.pools[name])
+
+    def _recreate(self, name: str, **_: Any) -> tuple[int, str, bytes]:
+        return _json(
+            capacity.RecreateReply(
+                pool=name, wanted=8, ready=5, coming=1, broken=("tpu-a-1",), retried=("us-central1-b",)
+            )
+        )
+
+    def _replace(self, id: str, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
+        self.replaced.append((id, msgspec.json.decode(body, type=capacity.ReplaceRequest).now))
+        return _json(capacity.ReplaceReply(id=id, state="deleting"))
+
+    def _reserve(self, kind: str, name: str, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
+        asked = msgspec.json.decode(body, type=ReserveRequest)
+        self.reservations[kind, name] = asked
+        view = ReservationView(of=name, user=asked.user or "ada", since=0.0, until=asked.for_s, note=asked.note)
+        return _json(view)
+
+    def _release(self, kind: str, name: str, **_: Any) -> tuple[int, str, bytes]:
+        self.reservations.pop((kind, name), None)
+        return 204, "application/json", b""
+
     def _put_queue(self, name: str, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
-        wanted = msgspec.json.decode(body, type=api.QueueRequest)
-        self.queues[name] = msgspec.convert({**msgspec.to_builtins(wanted), "name": name, "team": "lab"}, api.QueueView)
+        wanted = msgspec.to_builtins(msgspec.json.decode(body, type=api.QueueRequest))
+        if wanted["budget"] is not None:
+            wanted["budget"]["spent"] = 12.5
+        self.queues[name] = msgspec.convert({**wanted, "name": name, "team": "lab"}, api.QueueView)
         return _json(self.queues[name])
 
     def _put_secret(self, name: str, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:

@@ -75,8 +75,8 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_name_of_the_older_tool_leads_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["monitor", "xibo"]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "tpu: 'monitor' is now `tpu watch` (see `tpu --help`)\n"
+    assert run(["kill-job", "xibo"]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == "tpu: 'kill-job' is now `tpu kill` (see `tpu --help`)\n"
     assert not FORMER_NAMES.keys() & COMMANDS.keys()
     assert {name.partition(" ")[0] for name in FORMER_NAMES.values()} <= COMMANDS.keys()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import run
+from penstock.domain.cloud import CloudWish, Mount
 from penstock.wire.api import SliceView
 from tests.unit.cli.stand_in import StandIn
 
@@ -39,7 +40,25 @@ def test_queues_are_made_and_listed(server: StandIn, capsys: pytest.CaptureFixtu
     assert (queue.weight, queue.quota_chips, queue.borrow_chips, queue.paused) == (2.0, 64, None, True)
     capsys.readouterr()
     assert run(["queues"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["night", "0", "64", "-", "2", "0", "paused", "lab"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["night", "0", "64", "-", "2", "0", "-", "paused", "lab"]
+
+
+def test_a_queue_may_have_a_budget(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["queues", "set", "night", "--budget", "500usd/month"]) == 0
+    assert capsys.readouterr().out == "night: weight 1, budget $12.50 of $500.00 per month\n"
+    for text, limit, unit, window in (
+        ("$20/day", 20.0, "usd", "day"),
+        ("1000chip-hours/week", 1000.0, "chip_hours", "week"),
+        ("0.5USD/Month", 0.5, "usd", "month"),
+    ):
+        assert run(["queues", "set", "night", "--budget", text]) == 0
+        budget = server.queues["night"].budget
+        assert budget is not None
+        assert (budget.limit, budget.unit, budget.window) == (limit, unit, window)
+    capsys.readouterr()
+    for bad in ("500", "500eur/month", "usd/month", "500usd/year", "-5usd/day", "1e3usd/day", "5usd/day\n6"):
+        assert run(["queues", "set", "night", f"--budget={bad}"]) == 2
+        assert "500usd/month" in capsys.readouterr().err
 
 
 def test_slices_say_who_uses_them(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +134,66 @@ def test_secrets_are_listed_by_name_and_removed(server: StandIn, capsys: pytest.
     assert capsys.readouterr().out == "A\nB\n"
     assert run(["secret", "rm", "A"]) == 0
     assert server.secrets == {"B": CANARY}
+
+
+def test_a_pool_of_a_cloud_is_said_in_one_line(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--type v5e-8 --zones us-*,europe-west4-a --min 0 --max 40 --spot --idle 10m --network n"
+    more = "--runtime-version r --mount nfs:10.0.0.2:/x:/mnt/x --mount gcs:b:/mnt/b --no-external-ip --disk d"
+    assert run(["pool", "create", "c", *options.split(), *more.split()]) == 0
+    assert "0 to 40 slices of v5e-8 in us-*, europe-west4-a" in capsys.readouterr().out
+    pool = server.pools["c"]
+    assert (pool.provider, pool.zones, pool.max, pool.spot) == ("tpu_vm", ("us-*", "europe-west4-a"), 40, True)
+    assert pool.cloud == CloudWish(
+        kind="spot",
+        network="n",
+        runtime_version="r",
+        external_ip=False,
+        disks=("d",),
+        mounts=(Mount("nfs", "10.0.0.2:/x", "/mnt/x"), Mount("gcs", "b", "/mnt/b")),
+    )
+    assert run(["pools"]) == 0
+    assert "tpu_vm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "spot"),
+    [
+        ("--reserved r1", CloudWish(kind="reserved", reservation="r1"), False),
+        ("--reserved any", CloudWish(kind="reserved"), False),
+        ("--flex-start --life 2h", CloudWish(kind="flex-start", life_s=7200.0), False),
+        ("--preemptible", CloudWish(kind="preemptible"), True),
+        ("--queued --wait 1h", CloudWish(queued=True, wait_s=3600.0), False),
+        ("", CloudWish(), False),
+    ],
+)
+def test_each_way_to_buy(server: StandIn, words: str, kind: CloudWish, spot: bool) -> None:
+    assert run(["pool", "create", "c", "--type", "v5e-8", "--zones", "us-*", *words.split()]) == 0
+    assert (server.pools["c"].cloud, server.pools["c"].spot) == (kind, spot)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--zones us-* --reserved r --spot", "a slice is bought in one way"),
+        ("--zones us-* --mount nfs", "is not KIND:SOURCE:PATH"),
+        ("--network n", "these options are for slices of a cloud"),
+        ("--flex-start", "these options are for slices of a cloud"),
+    ],
+)
+def test_words_that_make_no_sense_together(
+    server: StandIn, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    assert run(["pool", "create", "c", "--type", "v5e-8", *words.split()]) == 2
+    assert told in capsys.readouterr().err
+    assert server.pools == {}
+
+
+def test_slices_show_how_far_their_hosts_are(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    server.slices.append(
+        SliceView(
+            id="s1", team="lab", pool="c", provider="tpu_vm", zone="us-west4-a", accelerator="v5e-8", chips=8, hosts=1,
+            state="creating", arriving="unpacking",
+        )
+    )  # fmt: skip
+    assert run(["slices"]) == 0
+    assert "unpacking" in capsys.readouterr().out

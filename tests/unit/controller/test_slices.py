@@ -278,3 +278,32 @@ def test_a_name_never_intended_leaves_by_the_usual_way(stage: Stage) -> None:
     assert stage.kinds("s-lost") == ["slice.intended", "slice.creating", "slice.deleting"]
     stage.do(slices.bury, "s-lost", ("test",))
     assert used(stage) == (0, 0, 0)
+
+
+# --- slices that cannot be used ---
+def test_a_slice_nobody_joined_teaches_its_zone_and_one_that_is_not_needed_does_not(stage: Stage) -> None:
+    first, second = stage.intend(), stage.intend()
+    stage.do(slices.release, first[0], "its agents did not all join within 300 s", True)
+    known = zone(stage)
+    assert known is not None
+    assert (known.streak, known.why) == (1, f"slice {first[0]}: its agents did not all join within 300 s")
+    stage.do(slices.release, second[0], "changed our mind")
+    assert zone(stage) == known
+
+
+def test_a_set_up_that_fails_counts_only_while_the_slice_is_coming_and_is_the_same_machine(stage: Stage) -> None:
+    (id,) = stage.intend()
+    stage.do(slices.observe, [seen(id, CREATING)])
+    machine = stage.slice(id).provider_id
+    assert machine is not None
+    with pytest.raises(Outdated):
+        stage.do(slices.fail_setup, id, 0, "another machine", "log")
+    stage.do(slices.fail_setup, id, 0, machine, "first\nno space left\n")
+    assert stage.slice(id).state is SliceState.FAILED
+    assert stage.slice(id).why == "host 0 could not be set up: no space left"
+    known = zone(stage)
+    assert known is not None
+    assert known.broken == 1
+    assert "first | no space left" in known.why
+    with pytest.raises(Outdated):
+        stage.do(slices.fail_setup, id, 0, machine, "again")

@@ -87,6 +87,25 @@ def test_progress_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in tmp_path.iterdir()] == ["progress"]
 
 
+def test_what_a_save_costs_is_told_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with payload.saving():
+        pass  # outside of Penstock: nothing happens
+    file = tmp_path / "progress"
+    monkeypatch.setenv("PENSTOCK_PROGRESS_FILE", str(file))
+    monkeypatch.setattr("penstock.payload.reporting._last", {})
+    moments = iter([10.0, 14.0, 20.0, 22.0])
+    monkeypatch.setattr("penstock.payload.reporting.time.monotonic", lambda: next(moments))
+    with payload.saving():
+        pass
+    assert not file.exists(), "nobody reports progress yet"
+    payload.progress(1, 10)
+    assert json.loads(file.read_text())["save_s"] == 4.0
+    with payload.saving():
+        pass
+    said = json.loads(file.read_text())
+    assert (said["done"], said["save_s"]) == (1.0, 3.0)
+
+
 def test_readers_never_see_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "progress"
     monkeypatch.setenv("PENSTOCK_PROGRESS_FILE", str(file))

@@ -24,6 +24,13 @@ def embedded(tmp_path: Path) -> Iterator[House]:
         yield made
 
 
+@pytest.fixture
+def cloudy(tmp_path: Path) -> Iterator[House]:
+    """A server that has a cloud beside local slices; it may use the zones of America."""
+    with House(tmp_path, providers=("local", "tpu_vm"), cloud_zones=("us-*",)) as made:
+        yield made
+
+
 @pytest.fixture(params=["memory", "directory"])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     return player(request.param, tmp_path)

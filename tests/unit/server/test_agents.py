@@ -15,7 +15,7 @@ from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.custody import Phase
 from penstock.domain.lifecycle import Cause, JobState
-from penstock.domain.nouns import Command, Exit, Secret, Snippet
+from penstock.domain.nouns import Attempt, Bound, Command, Exit, Secret, Slice, Snippet
 from penstock.server import agents
 from penstock.server.auth import join_token
 from penstock.server.routing import Refusal
@@ -192,6 +192,46 @@ def test_a_gang_meets_at_one_place(tmp_path: Path) -> None:
         assert 20_000 <= int(found[1]) <= 32_767
 
     run(story, tmp_path)
+
+
+def test_the_notice_of_one_host_stops_the_whole_gang_within_a_second(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        await made.submit("v5e-16")
+        hosts = await made.hosts("v5e-16")
+        started = await asyncio.gather(*(host.launched() for host in hosts))
+        others = [
+            asyncio.create_task(host.sync(host.held(attempt), wait_s=20.0))
+            for host, attempt in zip(hosts[:3], started[:3], strict=True)
+        ]
+        await asyncio.sleep(0.3)  # they are parked by now, or will be told at once
+        assert not any(other.done() for other in others)
+        began = made.clock.steady()
+        await hosts[3].sync(hosts[3].held(started[3]), notice=True)
+        replies = await asyncio.gather(*others)
+        assert made.clock.steady() - began < 1.0
+        assert [reply.stop for reply in replies] == [(attempt.id,) for attempt in started[:3]]
+
+    run(story, tmp_path)
+
+
+def test_a_gang_in_a_cloud_meets_at_its_first_host_once_that_said_where_it_is() -> None:
+    bound = tuple(Bound(slice=id, provider_id=f"vm-{id}") for id in ("s1", "s2"))
+    attempt = Attempt(
+        id="a1", job="j1", team="lab", queue="main", slices=bound, hosts=2, chips=8, created_at=0.0, timeout_s=9.0,
+        fence=1, replica=0,
+    )  # fmt: skip
+    slice = Slice(
+        id="s2", team="lab", pool="p", provider="tpu_vm", zone="z", accelerator="v5e-4", chips=4, hosts=1,
+        intended_at=0.0,
+    )  # fmt: skip
+    with pytest.raises(Refusal) as caught:
+        agents.coordinator(attempt, slice, "")
+    assert caught.value.problem.code == "unavailable"
+    place = agents.coordinator(attempt, slice, "10.0.0.7")
+    assert place is not None
+    assert place.startswith("10.0.0.7:")
+    assert (agents.coordinator(attempt, slice, "fd00::7") or "").startswith("[fd00::7]:")
+    assert agents.coordinator(msgspec.structs.replace(attempt, hosts=1), slice, "") is None
 
 
 def test_what_may_be_restored_goes_back_to_the_start_and_to_the_parent(tmp_path: Path) -> None:

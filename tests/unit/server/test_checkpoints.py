@@ -15,6 +15,7 @@ from penstock.ports.objects import Damaged, ObjectsError
 from penstock.server import checkpoints
 from penstock.server.routing import Refusal
 from penstock.wire.agent import PiecesQuery, Saved, SavedFile
+from penstock.wire.api import ProgressView
 from tests.unit.server.plant import Host, Plant, plant
 
 
@@ -74,6 +75,27 @@ def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
             "lists/0000000000000003.json",
             f"pieces/{name_of(b'two')}",
         }
+
+    run(story, tmp_path)
+
+
+def test_the_ledger_hears_of_each_checkpoint_and_what_it_cost(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        _, host, attempt = await made.running()
+        await commit(made, host, attempt, Saved(number=1))  # "I am here": nothing is saved by it
+        found = await made.service.store.read(lambda reader: reader.attempt(attempt.id))
+        assert found is not None
+        assert found.saves == ()
+        for number, data in ((2, b"one"), (3, b"two")):
+            made.service.note_progress(attempt.id, ProgressView(done=1.0, save_s=float(number)))
+            await put(made, host, attempt, data)
+            await commit(made, host, attempt, a_list(number, data))
+        found = await made.service.store.read(lambda reader: reader.attempt(attempt.id))
+        assert found is not None
+        (save,) = found.saves
+        assert (save.host, save.count, save.cost_s) == (0, 2, 3.0)
+        assert found.saved_at == save.at
+        assert found.created_at <= save.at <= made.service.clock.now()
 
     run(story, tmp_path)
 

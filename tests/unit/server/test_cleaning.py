@@ -82,6 +82,26 @@ def test_kept_results_keep_their_job_and_its_newest_checkpoint_of_each_replica(p
     play(story)
 
 
+def test_lists_of_a_gang_that_copied_nothing_do_not_push_the_last_checkpoint_out(play: Play) -> None:
+    async def story(yard: Yard) -> None:
+        yard.clock.ahead_s -= 40 * DAY_S
+        id = await yard.submit()
+        await yard.leave(id)
+        kept = {f"checkpoints/7/0/lists/{2:016d}.json", "checkpoints/7/0/pieces/ab"}
+        gone = {f"checkpoints/8/{rank}/lists/{1:016d}.json" for rank in (0, 1)} | {"checkpoints/9/0/pieces/cd"}
+        for name in kept | gone:
+            await yard.objects.put(f"jobs/{id}/{name}", b"x")
+        for fence in (7, 8, 9):
+            await yard.store.transact(_try, id, fence, 0)
+            await yard.store.transact(_close, id)
+        await yard.store.transact(_fail, id)
+        yard.clock.ahead_s += 40 * DAY_S
+        await yard.clean(keep_results=True)
+        assert {name for name in await yard.left(id) if name.startswith("checkpoints/")} == kept
+
+    play(story)
+
+
 def _try(tx: Transaction, id: str, fence: int, replica: int) -> None:
     job = tx.job(id)
     assert job is not None

@@ -38,6 +38,44 @@ def test_merged_by_arrival_live_and_from_the_bucket() -> None:
     play(story)
 
 
+def test_a_tail_begins_near_the_end_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory to the byte; of a stream that is only in the bucket, its last object."""
+    monkeypatch.setattr(limits, "LOG_OBJECT_BYTES", 1000)
+    err = Stream("j1", "a1", 0, "err")
+
+    async def told(shop: Shop, tail: int) -> dict[str, bytes]:
+        found = {"out": b"", "err": b""}
+        async for stream, piece, lost in shop.reading(Wanted(tail=tail)).pieces(follow=False):
+            assert lost <= 0, "what was not asked for is not lost"
+            found[stream.name] += piece.data
+        return found
+
+    async def story(shop: Shop) -> None:
+        lines = b"".join(b"%03d\n" % number for number in range(1000))
+        for place in range(0, len(lines), 500):
+            await shop.book.append(OUT, place, lines[place : place + 500])
+        await shop.book.append(err, 0, b"short\n")
+        assert await told(shop, 8) == {"out": b"998\n999\n", "err": b"short\n"[-8:]}
+        assert await told(shop, 1 << 20) == {"out": lines, "err": b"short\n"}
+        follower = shop.reading(Wanted(tail=4, stream="out")).events(follow=True)
+        first = await anext(follower)
+        assert content(first.data) == b"999\n"
+        waiting = asyncio.ensure_future(anext(follower))
+        await shop.book.append(OUT, len(lines), b"new\n")
+        assert content((await waiting).data) == b"new\n"
+        await follower.aclose()  # type: ignore[attr-defined]
+        resumed = shop.reading(Wanted(tail=4, stream="out"), first.id).events(follow=False)
+        assert content((await anext(resumed)).data) == b"new\n", "a tail that broke off goes on where it was"
+        await shop.book.close()
+        shop.restart()
+        stored = await told(shop, 8)
+        assert stored["err"] == b"short\n"
+        assert (lines + b"new\n").endswith(stored["out"])
+        assert 4 <= len(stored["out"]) <= 2000, "not all of it"
+
+    play(story)
+
+
 def test_a_follower_sees_a_line_at_once_and_ends_with_the_job() -> None:
     async def story(shop: Shop) -> None:
         events = shop.reading().events(follow=True)

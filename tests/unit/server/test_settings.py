@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.domain.nouns import Zone
+from penstock.ports.store import Transaction
 from tests.unit.server.house import House
 
 POOL: dict[str, Any] = {"accelerator": "v5e-8"}
@@ -16,7 +18,7 @@ def test_a_pool_is_made_changed_and_deleted(house: House) -> None:
     made = house.call("PUT", "/v1/pools/p", "admin", json=POOL).json
     assert made == {
         "name": "p", "team": "lab", "provider": "local", "accelerator": "v5e-8", "zones": ["local"], "min": 0,
-        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0, "cloud": None,
+        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0, "cloud": None, "per_zone": None,
     }  # fmt: skip
     assert house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "max": 3}).json["max"] == 3
     assert house.get("/v1/pools/p")["max"] == 3
@@ -121,3 +123,58 @@ def test_a_slice_can_be_taken_away_where_it_is_local(house: House) -> None:
     house.refused(403, "POST", path, "submitter")
     house.refused(404, "POST", path, "stranger")
     house.refused(404, "POST", "/v1/slices/szzz/preempt", "admin")
+
+
+# --- pools of a cloud ---
+CLOUD_POOL: dict[str, Any] = {"accelerator": "v5e-8", "provider": "tpu_vm", "zones": ["us-west*"]}
+
+
+def test_a_pool_of_a_cloud_has_its_zones_by_pattern_and_keeps_its_wishes(cloudy: House) -> None:
+    made = cloudy.call("PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "spot": True}).json
+    assert made["zones"] == ["us-west1-c", "us-west4-a"]
+    assert (made["spot"], made["cloud"]) == (True, {"kind": "spot"})
+    wish = {"kind": "preemptible", "network": "n", "mounts": [{"kind": "nfs", "source": "h:/x", "path": "/mnt/x"}]}
+    made = cloudy.call("PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "cloud": wish}).json
+    assert (made["spot"], made["cloud"]) == (True, wish)
+    again = cloudy.call("PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "spot": True, "max": 7}).json
+    assert (again["max"], again["cloud"]) == (7, wish), "what is not named stays"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "field"),
+    [
+        ({"zones": ["mars-*"]}, 409, "zones"),
+        ({"zones": ["local"]}, 409, "zones"),
+        ({"zones": ["europe-west4-a"]}, 409, "zones"),
+        ({"cloud": {"kind": "cheap"}}, 400, "cloud.kind"),
+        ({"cloud": {"tags": ["A"]}}, 400, "cloud.tags"),
+        ({"cloud": {"kind": "spot", "reservation": "r"}}, 409, "cloud.reservation"),
+        ({"cloud": {"kind": "reserved"}, "spot": True}, 409, "spot"),
+        ({"accelerator": "tpu7x-8"}, 409, "provider"),
+        ({"provider": "local", "zones": ["local"], "cloud": {}}, 409, "cloud"),
+    ],
+)
+def test_a_bad_pool_of_a_cloud_is_refused(cloudy: House, changes: dict[str, Any], status: int, field: str) -> None:
+    said = cloudy.refused(status, "PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, **changes})
+    assert said["field"] == field
+    assert said["detail"].startswith(f"{field}: ")
+
+
+def test_an_option_nobody_knows_is_refused(cloudy: House) -> None:
+    cloudy.refused(400, "PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "cloud": {"colour": "red"}})
+
+
+def test_a_change_of_how_slices_are_made_lets_resting_zones_be_tried_again(cloudy: House) -> None:
+    cloudy.call("PUT", "/v1/pools/c", "admin", json=CLOUD_POOL)
+    zone = Zone(provider="tpu_vm", zone="us-west1-c", accelerator="v5e-8", spot=False, backoff_until=9e9, broken=3)
+
+    def rest(tx: Transaction) -> None:
+        tx.add(zone, "zone.learned", body={})
+
+    cloudy.wait(cloudy.store.transact(rest))
+    cloudy.call("PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "max": 2})
+    (kept,) = cloudy.wait(cloudy.store.read(lambda reader: reader.zones()))
+    assert kept.broken == 3
+    cloudy.call("PUT", "/v1/pools/c", "admin", json={**CLOUD_POOL, "cloud": {"network": "other"}})
+    (forgiven,) = cloudy.wait(cloudy.store.read(lambda reader: reader.zones()))
+    assert (forgiven.broken, forgiven.backoff_until) == (0, 0.0)

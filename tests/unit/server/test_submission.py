@@ -84,3 +84,14 @@ def test_an_administrator_may_submit_for_somebody_and_nobody_else_may(house: Hou
 def test_a_key_that_is_used_already_names_its_job(house: House) -> None:
     job = house.submit(idempotency_key="k")
     assert house.refused(409, "POST", "/v1/jobs", json={**JOB, "note": "x", "idempotency_key": "k"})["job"] == job
+
+
+def test_whoever_names_a_pool_or_a_slice_names_its_kind(house: House) -> None:
+    house.pool("own", min=1)
+    house.tick()
+    (slice,) = house.get("/v1/slices")["slices"]
+    for place in ({"pool": "own"}, {"slice": slice["id"]}):
+        assert house.get(f"/v1/jobs/{house.submit(**place)}")["on"] == ["v5e-8"]
+        assert house.get(f"/v1/jobs/{house.submit(on=['v4-8'], **place)}")["on"] == ["v4-8"]
+    assert house.get(f"/v1/jobs/{house.submit(pool='nowhere')}")["on"] == ["v5e-1"]
+    house.refused(400, "POST", "/v1/jobs", json={**JOB, "pool": "a\nb"})

@@ -74,7 +74,7 @@ ILLS = [
     (
         "one live attempt",
         """drop index attempts_one_live;
-        insert into attempts select 'a9', job, replica, 9, 'assigned', 1, body from attempts""",
+        insert into attempts select 'a9', job, replica, 9, 'assigned', 1, body, null from attempts""",
     ),
     ("counters", "update quotas set used_chips = used_chips + 1 where scope = 'team'"),
     ("counters", "delete from quotas where scope = 'queue'"),

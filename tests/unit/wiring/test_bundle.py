@@ -43,9 +43,8 @@ def test_it_holds_a_python_the_agent_and_nothing_of_ours_but_code(made: bundle.B
     assert {f"bin/{version}", "bin/python", "bin/python3", f"lib/{version}/os.py"} <= set(names)
     assert f"lib/{version}/site-packages/penstock/agent/loop.py" in names
     assert any(name.startswith(f"lib/{version}/site-packages/msgspec/") for name in names)
-    assert not [
-        name for name in names if "penstock.db" in name or (name.endswith((".toml", "/token")) and "facts" not in name)
-    ]
+    private = (".db", "/token", "/key", "penstock.toml")
+    assert not [name for name in names if name.endswith(private)]
     assert not [name for name in names if name.startswith("lib/libc.so") or "ld-linux" in name]
 
 
@@ -54,11 +53,22 @@ def test_it_runs_from_where_it_is_unpacked(made: bundle.Bundle, tmp_path: Path) 
         archive.extractall(tmp_path, filter="fully_trusted")
     code = "import sys, ssl, penstock.agent.loop as it; print(sys.prefix, it.__file__)"
     done = subprocess.run(
-        [tmp_path / "bin/python", "-I", "-c", code], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+        [tmp_path / "bin/python", "-I", "-c", code],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == str(tmp_path)
     assert done.stdout.split()[1].startswith(str(tmp_path))
+    # What sets up a job's own packages on a host.
+    made_there = subprocess.run(
+        [tmp_path / "bin/python", "-m", "venv", tmp_path / "env"], capture_output=True, text=True, check=False
+    )
+    assert made_there.returncode == 0, made_there.stdout + made_there.stderr
+    pip = subprocess.run([tmp_path / "env/bin/pip", "--version"], capture_output=True, text=True, check=False)
+    assert str(tmp_path / "env") in pip.stdout
 
 
 def test_only_the_last_few_are_kept(tmp_path: Path) -> None:

@@ -33,16 +33,18 @@ _JOB_KINDS = (
 )  # fmt: skip
 _SLICE_KINDS = (
     "slice.intended", "slice.ready", "slice.bound", "slice.released", "slice.draining",
-    "slice.preempted", "slice.failed", "slice.deleting",
+    "slice.preempted", "slice.failed", "slice.deleting", "slice.reserved", "slice.unreserved",
 )  # fmt: skip
-_SETTING_KINDS = ("queue.created", "queue.edited", "queue.deleted", "control.edited")
+_SETTING_KINDS = (
+    "queue.created", "queue.edited", "queue.deleted", "control.edited", "pool.reserved", "pool.unreserved",
+)  # fmt: skip
 _WORLD_KINDS = ("agent.silent", "agent.heard", "vm.preempted", "vm.deleted")
 _WISHES = ("pool", "zones", "spot", "memory_bytes")
 
 
 def queue_is_plain(body: dict[str, object]) -> bool:
-    """Whether a queue neither owns nor limits chips and is not paused."""
-    return body.get("quota_chips") is None and not body.get("paused")
+    """Whether a queue neither owns nor limits chips, has no budget and is not paused."""
+    return body.get("quota_chips") is None and not body.get("paused") and body.get("budget") is None
 
 
 def accelerators_if_clear(job: JobFacts) -> tuple[str, ...]:
@@ -62,6 +64,8 @@ class _Floor:
         self._history = history
         self._finding = finding
         self._kinds: dict[str, tuple[str, str]] = {}  #: slice -> (team, accelerator)
+        self._pools: dict[str, str] = {}
+        self._reserved_pools: set[str] = set()
         self._spoilt: dict[str, set[str]] = defaultdict(set)  #: slice -> why it is not to be used
         self._free: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
         self._waiting: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -77,6 +81,13 @@ class _Floor:
     def set(self, event: Event, t: float) -> None:
         if event.kind == "control.edited":
             self._working_since = inf if event.body.get("maintenance") else t
+            return
+        if event.entity == "pool":
+            # Whose jobs may use it, and until when, only the controller knows: its slices are left out for good.
+            self._reserved_pools.add(event.id)
+            for id, pool in self._pools.items():
+                if pool == event.id:
+                    self._spoil(id)
             return
         if "quota_chips" in event.body:
             self._plain[event.id] = queue_is_plain(event.body)
@@ -136,6 +147,11 @@ class _Floor:
         id, kind = event.id, event.kind
         if kind == "slice.intended":
             self._kinds[id] = (text(event.body, "team"), text(event.body, "accelerator"))
+            self._pools[id] = text(event.body, "pool")
+            if self._pools[id] in self._reserved_pools:
+                self._spoil(id)
+        elif kind in ("slice.reserved", "slice.unreserved"):
+            self._spoil(id)
         elif kind in ("slice.ready", "slice.released"):
             if kind == "slice.released" and not event.body.get("clean"):
                 self._spoilt[id].add("dirty")
@@ -152,6 +168,13 @@ class _Floor:
             self._spoilt[id].discard("silent")
             return
         self._spoilt[id].add("silent" if record.kind == "agent.silent" else "lost")
+        kind = self._kinds.get(id)
+        if kind is not None:
+            self._free[kind].pop(id, None)
+
+    def _spoil(self, id: str) -> None:
+        """Somebody reserved it: free or not, it is not there for everybody."""
+        self._spoilt[id].add("reserved")
         kind = self._kinds.get(id)
         if kind is not None:
             self._free[kind].pop(id, None)

@@ -143,7 +143,8 @@ class _Shares:
         queue.band = whole(event.body, "band", queue.band)
         if "quota_chips" in event.body:
             queue.quota = maybe_whole(event.body, "quota_chips")
-        queue.paused = bool(event.body.get("paused"))
+        # Whether a budget is spent only the controller knows: such a queue is never owed a turn.
+        queue.paused = bool(event.body.get("paused")) or event.body.get("budget") is not None
 
     def _has_room(self, queue: _Queue, chips: int) -> bool:
         """Whether nothing but its turn keeps so many chips from a queue: no pause, no quota, no loan to its peers."""

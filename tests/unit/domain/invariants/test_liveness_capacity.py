@@ -332,3 +332,29 @@ def test_l6_a_gang_that_was_put_behind_has_no_claim(run: Scribe) -> None:
     run.commit("job.edited", "j2", tags=[], queue="default", priority=-5)
     run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
     assert run.premises("L6") == 0
+
+
+# --- budgets and reservations excuse ---
+def test_l1_a_queue_with_a_budget_may_wait(run: Scribe) -> None:
+    run.commit("queue.edited", "default", team="red", quota_chips=None, paused=False, budget="$1.00 per month")
+    run.job("j1")
+    run.ticks(9)
+    assert not late(run)
+
+
+def test_l1_a_reserved_slice_is_not_free_for_all(run: Scribe) -> None:
+    run.commit("slice.reserved", "s1", user="ann", until=9e9, note="")
+    run.job("j1")
+    run.ticks(9)
+    assert not late(run)
+
+
+def test_l1_a_reserved_pool_is_not_free_for_all_and_others_are(run: Scribe) -> None:
+    run.commit("pool.reserved", "p", user="ann", until=9e9, note="")
+    run.slice("s2")
+    run.job("j1")
+    run.ticks(9)
+    assert not late(run)
+    run.slice("s3", pool="p2")
+    run.ticks(9)
+    assert late(run)

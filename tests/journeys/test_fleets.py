@@ -1,0 +1,60 @@
+"""Journeys of fleets and of single slices: one that somebody wants replaced, a dry zone beside others, adoption."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.capacity.fakecloud import ZoneModel
+from penstock.domain.lifecycle import Cause, SliceState
+from tests.journeys.stage import Behaviour, Stage, journey
+
+LONG = Behaviour(duration_s=300.0, start_s=1.0)
+
+
+@pytest.mark.parametrize("now", [False, True])
+@journey(proves=("S9", "S14", "L4"))
+async def test_a_slice_in_use_is_replaced_after_its_job_or_at_once(stage: Stage, now: bool) -> None:
+    await stage.pool("fleet", per_zone=1, max=1, spot=False)
+    job = await stage.submit(behave=LONG)
+    await stage.until_running(job)
+    (old,) = stage.slices_of(job)
+    title = stage.slice(old).title
+    began = stage.now
+    await stage.insist(lambda each: each.replace_slice(old, "ada wants another", now=now))
+    assert stage.slice(old).state is SliceState.DRAINING
+    if now:
+        await stage.until(lambda: len(stage.attempts(job)) == 2, 120.0, "the job on another slice")
+        assert stage.causes(job)[0] is not Cause.SUCCEEDED
+    await stage.succeeds(job)
+    assert (stage.now - began < 330.0) is (not now)
+    assert len(stage.attempts(job)) == (2 if now else 1)
+    await stage.until_gone(old)
+    await stage.until(lambda: len(stage.slices(SliceState.READY)) == 1, 120.0, "a whole fleet")
+    (new,) = stage.slices(SliceState.READY)
+    assert (new.id != old, new.title) == (True, title)
+
+
+@journey(proves=("S14", "L4"))
+async def test_a_dry_zone_delays_no_other(stage: Stage) -> None:
+    usual = ZoneModel(ready_s=(30.0, 30.0))
+    for zone in ("zone-b", "zone-c"):
+        stage.cloud.set_zone(zone, usual)
+    stage.cloud.set_zone("zone-a", ZoneModel(chips=0))
+    await stage.pool("fleet", zones=("zone-a", "zone-b", "zone-c"), per_zone=2, max=6, spot=False)
+    await stage.until(lambda: len(stage.slices(SliceState.READY)) == 4, 60.0, "the other zones whole")
+    await stage.sleep(600.0)
+    titles = {one.title for one in stage.slices(SliceState.READY)}
+    assert titles == {f"tpu-zone-{zone}-{number}" for zone in "bc" for number in (0, 1)}
+    stage.cloud.set_zone("zone-a", usual)
+    assert await stage.insist(lambda each: each.recreate("fleet")) == ("zone-a",)
+    await stage.until(lambda: len(stage.slices(SliceState.READY)) == 6, 60.0, "a whole fleet, without waiting")
+    assert len(stage.calls_made("create", "ok")) == 6
+
+
+@journey()
+async def test_nothing_is_made_for_a_pool_that_holds_what_was_adopted(stage: Stage) -> None:
+    await stage.pool("mine", adopted=True, idle_s=10.0)
+    job = await stage.submit()
+    await stage.sleep(120.0)
+    assert stage.calls_made("create") == []
+    await stage.cancel(job)
