@@ -57,11 +57,11 @@ browser: setup
 
 .PHONY: test
 test: setup walls browser sshd ## all tests, with a throwaway PostgreSQL
-	tools/with_postgres $(BIN)/pytest -n 2 -m "not long" $(ARGS)
+	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 .PHONY: test-long
 test-long: setup walls browser sshd ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
-	tools/with_postgres $(BIN)/pytest -n 2 -m long tests/process $(ARGS)
+	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m long tests/process $(ARGS)
 
 .PHONY: check
 check: setup ## lint, format, types, the import table, and the rules about the tree itself

@@ -27,7 +27,12 @@ class Machine:
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        # pytest-xdist gives its workers the size of a terminal that is not there.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PENSTOCK_") and name not in ("COLUMNS", "LINES")
+        }
         self.environment = {**kept, "PENSTOCK_HOME": str(path)}
 
     def start(self) -> str:

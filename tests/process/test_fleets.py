@@ -101,6 +101,7 @@ def test_a_fleet_is_made_repaired_and_deleted(fleet: Fleet) -> None:
     assert "no fleets" in fleet.run("fleet")
 
 
+@pytest.mark.long
 def test_hosts_are_entered_over_ssh(fleet: Fleet) -> None:
     fleet.run("fleet", "create", "gang", "--zones", "us-central2-b", "--per-zone", "1", "--type", "v4-16")
     (title,) = fleet.ready("gang")
@@ -140,6 +141,7 @@ def test_hosts_are_entered_over_ssh(fleet: Fleet) -> None:
     fleet.run("fleet", "delete", "gang", "--yes")
 
 
+@pytest.mark.long
 def test_a_tpu_that_exists_is_adopted_and_stays(fleet: Fleet) -> None:
     made = {"what": "create", "project": PROJECT, "zone": FOREIGN, "type": "v5litepod-8", "labels": {"team": "blue"}}
     fleet.cloud.control("POST", "happen", [{**made, "name": "by-hand"}, {**made, "name": "given-away"}])

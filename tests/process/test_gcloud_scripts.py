@@ -79,6 +79,7 @@ def test_every_command_of_the_page_is_typed() -> None:
     assert all(line.startswith("tpu ") for lines in blocks().values() for line in lines)
 
 
+@pytest.mark.long
 def test_the_older_workflow_in_tpu_commands(tmp_path: Path) -> None:
     need_sshd()
     keys = Keys(tmp_path / "keys")

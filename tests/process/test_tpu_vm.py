@@ -166,6 +166,7 @@ def test_a_notice_reaches_the_job_at_once_and_it_resumes_elsewhere(scene: Scene)
     scene.drop("noticed")
 
 
+@pytest.mark.long
 def test_a_zone_without_capacity_is_passed_over(scene: Scene) -> None:
     scene.cloud.control("POST", "capacity", [{"chips": 0, "zone": SECOND}])
     scene.pool("dry", f"{SECOND},{THIRD}", "--spot")
@@ -180,6 +181,7 @@ def test_a_zone_without_capacity_is_passed_over(scene: Scene) -> None:
     scene.cloud.control("POST", "capacity", [{"chips": 1000, "zone": SECOND}])
 
 
+@pytest.mark.long
 def test_two_slices_of_one_gang_know_each_other(scene: Scene) -> None:
     scene.pool("pair", THIRD, "--max", "2", kind="v5e-4")
     names = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "JAX_COORDINATOR_ADDRESS")
@@ -197,7 +199,7 @@ def test_two_slices_of_one_gang_know_each_other(scene: Scene) -> None:
     scene.drop("pair")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_cannot_be_set_up_rest_their_zone_and_tell_why(scene: Scene) -> None:
     scene.pool("unmounted", FOURTH, "--mount", "nfs:127.0.0.9:/nothing:/mnt/data", kind="v5e-1")
     job = scene.shop.submit("say('here')", on="v5e-1", pool="unmounted")

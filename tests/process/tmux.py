@@ -38,7 +38,11 @@ class Screen:
         (tools / "tpu").chmod(0o755)
         self._tmux = ("tmux", "-L", f"penstock-{secrets.token_hex(6)}", "-f", os.devnull)
         environment = {
-            **{name: value for name, value in shop.environment.items() if name not in ("NO_COLOR", "TMUX")},
+            **{
+                name: value
+                for name, value in shop.environment.items()
+                if name not in ("NO_COLOR", "TMUX", "COLUMNS", "LINES")
+            },
             "PATH": f"{tools}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
             "LC_ALL": "C.UTF-8",
