@@ -101,7 +101,7 @@ soak: setup ## fresh simulation seeds on all cores for MINUTES (30); prints the 
 # Releases younger than this stay out of the locks: a bad upload is usually withdrawn within a week.
 LOCK_UNTIL ?= 2026-11-08
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--no-emit-find-links --no-header --exclude-newer $(LOCK_UNTIL) $(LOCK_ARGS) pyproject.toml
+	--no-emit-find-links --no-header --no-strip-extras --exclude-newer $(LOCK_UNTIL) $(LOCK_ARGS) pyproject.toml
 
 .PHONY: lock
 lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; LOCK_ARGS=--upgrade takes them)
