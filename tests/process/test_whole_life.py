@@ -247,7 +247,8 @@ def test_cancel_and_timeout_end_the_whole_tree(shop: Shop) -> None:
         if "cancel" in each:
             assert view["finished_at"] - cancelled_at[each] < grace_s + 5.0, f"{each} took too long"
         else:
-            assert 8.0 <= ran_s < 8.0 + grace_s + 5.0, f"{each} ran {ran_s:.1f} s"
+            # That it runs is told a moment after it began.
+            assert 7.5 <= ran_s < 8.0 + grace_s + 5.0, f"{each} ran {ran_s:.1f} s"
 
 
 # --- submits ---

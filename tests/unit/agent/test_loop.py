@@ -227,7 +227,7 @@ def test_one_sync_tells_of_a_short_payload_and_two_of_a_long_one(tmp_path: Path,
         stage.host.link = wire  # type: ignore[assignment]
         course: Any = Puppet(Kept(launch=order("a2", 5, "j2")))
         course.report = lambda: Held(attempt="a2", fence=5, phase=course.kept.phase)
-        course.progress = None
+        course.progress = course.saved_ago_s = None
         agent._launch = lambda *_: agent._courses.update(a2=course)  # type: ignore[method-assign]
         tasks = [asyncio.create_task(agent._sync_for_ever()), asyncio.create_task(agent._tell())]
         await until(lambda: "a2" in agent._courses and (short or len(wire.heard) == 2))
