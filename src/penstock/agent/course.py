@@ -109,7 +109,7 @@ class Course:
                 self.kept.said = self.kept.said or "launch_failed"
                 self._error = ErrorView(type="AgentFault", message=f"{type(error).__name__}: {error}")
                 self._end(self._exit(Ended(lost=True)), ())
-        await self._spool.settle()
+        await self._spool.deliver()
         if self.kept.forgotten:
             await self.clear_away()
 
@@ -298,7 +298,7 @@ class Course:
             said = "launch_failed"
         elif said is None and kept.stopping and not kept.notice and not well:
             said = STOPPED
-        tail = "" if well and said is None else self._spool.tail()
+        tail = "" if well and said is None else f"{self._spool.tail()}\n{uploads.own_error(self._layout.result)}"
         if self._error is not None:
             tail = f"{tail}\n{self._error.message}\n{self._error.traceback}"
         return Exit(

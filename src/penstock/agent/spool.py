@@ -8,6 +8,7 @@ whatever either side forgot. What is durable is cut out of the file again, so th
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +20,10 @@ from penstock.agent.pump import punch
 from penstock.domain import limits
 from penstock.wire.agent import LogAck
 
+logger = logging.getLogger(__name__)
+
 FREED_BYTES = 16 << 20  #: durable bytes are cut out of a spool file in steps of this
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 5.0
-SETTLE_S = 1.0  #: between two questions whether all is durable
 
 
 class Stream:
@@ -119,28 +121,18 @@ class Spool:
     async def deliver(self) -> None:
         """Send all, and come back when it is durable there: whoever sees the end finds the log, at any server."""
         rest_s = RETRY_FIRST_S
-        while self._unsafe:
+        while unsafe := self._unsafe:
             try:
-                for stream in self._unsafe:
+                for stream in unsafe:
                     await self._send(stream, last=True)
+                if self.behind:  # more than one chunk, or the server forgot some: that comes without a pause
+                    continue
                 if not self._unsafe:
                     return
-            except Silent:
-                pass
+            except Silent as silent:
+                logger.info("the end of a log is not durable yet: %s", silent)
             await asyncio.sleep(rest_s)
             rest_s = min(2 * rest_s, RETRY_MAX_S)
-
-    async def settle(self) -> None:
-        """Until all of it is durable, or refused; what the server forgets meanwhile is sent again."""
-        while self._unsafe:
-            await self.flush()
-            try:
-                for stream in self._unsafe:
-                    await self._post(stream, stream.sent, b"")
-            except Silent:
-                await asyncio.sleep(SETTLE_S)
-            if not self.behind:
-                await asyncio.sleep(SETTLE_S)
 
     def tail(self, most: int = limits.LOG_TAIL_BYTES) -> str:
         """The end of what it wrote, errors last, for whoever finds out why it ended."""

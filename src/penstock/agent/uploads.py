@@ -95,6 +95,15 @@ def _report(left: Left, complain: Callable[[str], None]) -> ResultReport:
     return ResultReport(result=result)
 
 
+def own_error(report: Path) -> str:
+    """The traceback in a snippet's own report. It is in no log, and yet it is what explains how the snippet ended."""
+    try:
+        error = msgspec.json.decode(_plain(report, limits.RESULT_BYTES_MAX), type=ResultReport).error
+    except (OSError, ValueError, RecursionError):
+        return ""  # none, or none that can be read: sending it complains of that
+    return "" if error is None else error.traceback[-limits.LOG_TAIL_BYTES :]
+
+
 def _tells(path: Path, hidden: tuple[str, ...]) -> bool:
     """Whether a secret is in a file that is going to be the result."""
     try:

@@ -279,6 +279,19 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         words=(("attempt to free invalid pointer",),),
         advice="libtpu or tcmalloc crashed: retry; if it repeats, remove LD_PRELOAD or change the image.",
     ),
+    # A peer of a collective on CPUs went away: said inside of an INTERNAL error, which the next row would guess at.
+    Pattern(
+        id="gloo_peer",
+        cause=Cause.INFRA,
+        words=(
+            ("gloo", "closed by peer"),
+            ("gloo", "reset by peer"),
+            ("gloo", "broken pipe"),
+            ("gloo", "timed out"),
+        ),
+        advice=_FIND_FIRST,
+        weight=Weight.ECHO,
+    ),
     Pattern(
         id="xla_internal",
         cause=Cause.INFRA,

@@ -7,6 +7,7 @@ of it. It must not decide how the job goes on: that is `domain.policies`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.domain.classify import Signals, Verdict, classify, first_failure
@@ -60,12 +61,33 @@ def cause_of_stop(attempt: Attempt) -> Cause | None:
     return own.get(attempt.stop.why, Cause.PREEMPTED)
 
 
-def _first_failure(exits: tuple[Exit, ...]) -> Verdict | None:
+def first_exit(exits: Sequence[Exit]) -> Exit | None:
+    """The exit that explains a gang's end; who reported first need not be who failed first."""
+    failed = _failures(exits)
+    if len(failed) < 2:  # nothing to weigh: lists of jobs come by here
+        return failed[0] if failed else None
+    verdicts = _verdicts(failed)
+    first = _explaining(verdicts)
+    return next((ended for ended, verdict in zip(failed, verdicts, strict=True) if verdict is first), None)
+
+
+def _first_failure(exits: Sequence[Exit]) -> Verdict | None:
+    return _explaining(_verdicts(_failures(exits)))
+
+
+def _explaining(verdicts: Sequence[Verdict]) -> Verdict | None:
     """The verdict that explains a gang's end. Only if all of them are echoes, the first echo has to do."""
+    failed = [verdict for verdict in verdicts if verdict.cause is not Cause.SUCCEEDED]
+    return first_failure(failed) or (failed[0] if failed else None)
+
+
+def _failures(exits: Sequence[Exit]) -> list[Exit]:
+    return [ended for ended in exits if not ended.well and ended.agent != STOPPED]
+
+
+def _verdicts(failed: Sequence[Exit]) -> list[Verdict]:
     verdicts: list[Verdict] = []
-    for ended in exits:
-        if ended.well or ended.agent == STOPPED:
-            continue
+    for ended in failed:
         signals = Signals(
             exit_code=ended.code,
             signal=ended.signal,
@@ -77,5 +99,4 @@ def _first_failure(exits: tuple[Exit, ...]) -> Verdict | None:
             log_tail=ended.log_tail,
         )
         verdicts.append(classify(signals))
-    failed = [verdict for verdict in verdicts if verdict.cause is not Cause.SUCCEEDED]
-    return first_failure(failed) or (failed[0] if failed else None)
+    return verdicts

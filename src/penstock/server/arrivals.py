@@ -188,10 +188,17 @@ ROUTES: Final = (
         joins=True,
         status=204,
         body_max=LOG_BYTES_MAX,
+        body_optional=True,  # only a failure has a log
         query=(
             _SLICE,
             Parameter("host", "Index of the host in its slice.", "integer", True, 0, limits.SLICE_HOSTS_MAX - 1),
-            Parameter("machine", "Which creation of the slice the host belongs to.", required=True, longest=128),
+            Parameter(
+                "machine",
+                "Which creation of the slice the host belongs to.",
+                required=True,
+                longest=128,
+                shape="printable",
+            ),
             Parameter("step", "How far it is.", required=True, choices=STEPS),
         ),
     ),

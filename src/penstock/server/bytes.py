@@ -19,7 +19,7 @@ from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.admission import check_outputs
 from penstock.domain.custody import staging_path
-from penstock.domain.endings import STOPPED
+from penstock.domain.endings import first_exit
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState
 from penstock.domain.nouns import Attempt, Job, Role, Slice
 from penstock.ports.objects import AlreadyThere, Objects
@@ -271,9 +271,9 @@ def deciding(attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 def _tellers(attempt: Attempt) -> tuple[int, ...]:
-    """The ranks whose reports are read, in order: the first that failed by itself, then rank 0."""
-    failed = [exit.host for exit in attempt.exits if not exit.well and exit.agent != STOPPED]
-    return tuple(dict.fromkeys((*failed[:1], 0)))
+    """The ranks whose reports are read, in order: the one whose failure explains the others', then rank 0."""
+    first = first_exit(attempt.exits)
+    return (0,) if first is None or first.host == 0 else (first.host, 0)
 
 
 async def _report(objects: Objects, attempt: Attempt, rank: int) -> ResultReport | None:
@@ -352,6 +352,7 @@ ROUTES: Final = (
         takes=bytes,
         role=Role.AGENT,
         body_max=limits.ARTIFACT_BYTES_MAX,
+        body_optional=True,  # a file may be empty
         status=204,
         path_rules=_NAME,
     ),

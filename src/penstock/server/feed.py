@@ -99,6 +99,7 @@ class Feed:
         self._listeners += 1
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(lambda _: self._tell())
 
     def _leave(self) -> None:
         self._listeners -= 1
@@ -112,6 +113,8 @@ class Feed:
         """Until there may be events after one."""
         if self._cursor > after:
             return
+        if self._task is not None and self._task.done():
+            self._task.result()  # a reader that failed fails its streams: silence would look like a quiet log
         if self._news is None or self._news.done():
             self._news = asyncio.get_running_loop().create_future()
         # Shielded: many wait for the one future, and one that goes must not end it for the others.
@@ -135,10 +138,10 @@ class Feed:
                 # Streams stay open: they go on where they were when the store is back.
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
-            falling = len(self._kept) + len(page) - KEPT
-            if falling > 0:
-                self._from = self._kept[falling - 1].event.seq
+            falling = len(self._kept) + len(page) > KEPT
             self._kept.extend(page)
+            if falling:
+                self._from = self._kept[0].event.seq - 1
             self._cursor = page[-1].event.seq
             self._tell()
 

@@ -109,6 +109,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "source": {"pattern": cloud_admission.WORD_PATTERN},
         "path": {"pattern": cloud_admission.PATH_PATTERN},
     },
+    "ReserveRequest": {"note": {**_NAME, "minLength": 0}, "user": _NAME},
     "AdoptRequest": {"name": _NAME, "zone": _NAME},
     "QueueRequest": {
         "team": _NAME,

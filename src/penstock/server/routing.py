@@ -227,6 +227,6 @@ class Route(NamedTuple):
     status: int = 200
     query: tuple[Parameter, ...] = ()
     body_max: int = BODY_MAX
-    body_optional: bool = False  #: an empty body means the struct with all its defaults
+    body_optional: bool = False  #: an empty body means the struct with all its defaults, or no bytes
     path_rules: tuple[Parameter, ...] = ()  #: stricter than `PATH_PARAMETERS`
     headers: tuple[Parameter, ...] = ()  #: request headers it looks at, beside Authorization

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.domain import limits
 from penstock.domain.budgets import Budget, Spent
+from penstock.domain.endings import first_exit
 from penstock.domain.lifecycle import AttemptState, JobState
 from penstock.domain.nouns import (
     Attempt,
@@ -104,8 +105,9 @@ def spec_of(request: JobRequest, *, team: str, queue: str, user: str, on: tuple[
 
 
 def exit_code(exits: Sequence[Exit]) -> int | None:
-    """The code of the first host that failed, signals as shells count them; 0 when all went well."""
-    for exit in exits:
+    """The code of the host whose failure explains the others', signals as shells count them; 0 if all went well."""
+    first = first_exit(exits)
+    for exit in (first, *exits) if first is not None else exits:
         if not exit.well and (exit.code is not None or exit.signal is not None):
             return exit.code if exit.code is not None else 128 + (exit.signal or 0)
     return 0 if exits and all(exit.well for exit in exits) else None

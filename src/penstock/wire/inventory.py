@@ -27,8 +27,8 @@ class ReserveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Reserve for oneself; administrators may reserve for another, and take a reservation over."""
 
     for_s: Annotated[float, Meta(gt=0, le=2_592_000)] = 43_200.0  #: it ends by itself after this
-    note: Annotated[str, Meta(max_length=512)] = ""
-    user: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    note: str = ""
+    user: str | None = None
 
 
 class BudgetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -61,7 +61,7 @@ def a_spool(book: Book, folder: Path, durable: int = 0) -> Spool:
 
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_FIRST_S", "RETRY_MAX_S", "SETTLE_S"):
+    for name in ("RETRY_FIRST_S", "RETRY_MAX_S"):
         patch.setattr(spool, name, 0.001)
 
 
@@ -82,7 +82,7 @@ def test_every_byte_arrives_once_and_in_order(fates: list[str], size: int) -> No
         data = bytes(number % 251 for number in range(size))
         (folder / "out").write_bytes(data)
         book.fates = list(fates)
-        asyncio.run(a_spool(book, folder).settle())
+        asyncio.run(a_spool(book, folder).deliver())
         assert bytes(book.log) == data
         assert book.durable == size
 
@@ -95,13 +95,13 @@ def test_what_the_server_keeps_for_good_leaves_the_disk_and_is_never_sent_again(
     (tmp_path / "out").write_bytes(data)
     book = Book()
     book.fates = ["store"] * 20
-    asyncio.run(a_spool(book, tmp_path).settle())
+    asyncio.run(a_spool(book, tmp_path).deliver())
     assert bytes(book.log) == data
     assert (tmp_path / "out").stat().st_blocks * 512 <= 2 << 20
     # The next agent starts from an old record; the hole must not travel as zeros.
     with (tmp_path / "out").open("ab") as file:
         file.write(b"more")
-    asyncio.run(a_spool(book, tmp_path, durable=0).settle())
+    asyncio.run(a_spool(book, tmp_path, durable=0).deliver())
     assert bytes(book.log) == data + b"more"
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_lost_what_it_had_for_good_is_told_of_a_gap(
     (tmp_path / "out").write_bytes(b"x" * (4 << 20))
     book = Book()
     book.fates = ["store"] * 20
-    asyncio.run(a_spool(book, tmp_path).settle())
+    asyncio.run(a_spool(book, tmp_path).deliver())
     with (tmp_path / "out").open("ab") as file:
         file.write(b"more")
     fresh = Book()
@@ -126,7 +126,7 @@ def test_a_refused_stream_is_given_up(tmp_path: Path) -> None:
     book = Book()
     book.fates = ["refuse"]
     mine = a_spool(book, tmp_path)
-    asyncio.run(mine.settle())
+    asyncio.run(mine.deliver())
     assert not mine.behind
 
 

@@ -228,6 +228,7 @@ LINES = [
     ("An error was seen by a peer task", "coordination"),
     ("MegaScale transport timed out after 60s", "megascale_hang"),
     ("XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses", "grpc_error"),
+    ("JaxRuntimeError: INTERNAL: Gloo all-reduce failed: pair.cc:547] Connection closed by peer", "gloo_peer"),
 ]
 
 

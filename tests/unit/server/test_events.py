@@ -169,14 +169,26 @@ def test_many_streams_share_one_reader_and_leave_nothing(house: House, monkeypat
 def test_who_is_far_behind_misses_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "KEPT", 4)
     house.service._parts.pop(Feed, None)
-    commands = house.controller.commands
+    commands, good = house.controller.commands, house.store.read
+    may_read = asyncio.Event()
+
+    async def held(*args: Any, **more: Any) -> Any:
+        if args[0] is feed.read_page:
+            await may_read.wait()
+        return await good(*args, **more)
+
+    monkeypatch.setattr(house.store, "read", held)
 
     async def watch() -> list[int]:
         async with Listener(house, "/v1/events", query="follow=true&after=0") as listener:
-            got = seqs(await listener.take(2))
-            for _ in range(30):
-                await commands.submit(a_spec())
-            return got + seqs(await listener.take(30))
+            got: list[int] = []
+            for burst in (5, 1, 30):  # pages smaller and larger than what is kept
+                may_read.clear()
+                for _ in range(burst):
+                    await commands.submit(a_spec())
+                may_read.set()
+                got += seqs(await listener.take(burst + (0 if got else 2)))
+            return got
 
     assert house.wait(watch()) == [event["seq"] for event in house.get("/v1/events", limit=1000)["events"]]
 

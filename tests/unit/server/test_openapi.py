@@ -11,7 +11,7 @@ from penstock.domain import cloud
 from penstock.domain.nouns import Role
 from penstock.server.app import all_routes
 from penstock.server.openapi import RULES, page
-from penstock.wire import api, capacity
+from penstock.wire import api, capacity, inventory
 from penstock.wire.problems import KINDS
 from tests.unit.server.house import JOB, House
 
@@ -98,7 +98,7 @@ def test_unknown_fields_and_tags_are_described() -> None:
 
 def test_rules_name_fields_that_there_are() -> None:
     for struct, rules in RULES.items():
-        shape = next(getattr(place, struct) for place in (api, capacity, cloud) if hasattr(place, struct))
+        shape = next(getattr(place, struct) for place in (api, capacity, cloud, inventory) if hasattr(place, struct))
         fields = {field.encode_name for field in msgspec.structs.fields(shape)}
         assert set(rules) <= fields, struct
 
