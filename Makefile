@@ -30,6 +30,17 @@ $(BENCH_INSTALLED): $(INSTALLED) locks/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bench.txt
 	touch $@
 
+# Hugging Face's models on a processor. The lock names a build for processors only, which not every machine can have:
+# there the tests that compare with them skip and say so; in CI they fail.
+PARITY_INSTALLED := $(VENV)/.installed-parity
+$(PARITY_INSTALLED): $(INSTALLED) locks/parity.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/parity.txt
+	touch $@
+
+.PHONY: parity
+parity:
+	@$(MAKE) --no-print-directory $(PARITY_INSTALLED) || echo "torch for processors cannot be had here: live parity skips"
+
 .PHONY: demo
 demo: setup walls ## a real training job here: queued, run, its slice taken away half-way, resumed, finished
 	$(BIN)/python tools/demo.py
@@ -56,11 +67,11 @@ browser: setup
 	@! command -v npm >/dev/null || $(BIN)/python tools/fetch_firebase.py
 
 .PHONY: test
-test: setup walls browser sshd ## all tests, with a throwaway PostgreSQL
+test: setup walls browser sshd parity ## all tests, with a throwaway PostgreSQL
 	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 .PHONY: test-long
-test-long: setup walls browser sshd ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
+test-long: setup walls browser sshd parity ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
 	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m long tests/process $(ARGS)
 
 .PHONY: check
@@ -109,6 +120,8 @@ lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; 
 	$(COMPILE) -o locks/client.txt
 	$(COMPILE) --extra server --extra postgres --group dev -o locks/dev.txt
 	$(COMPILE) --extra server --extra postgres --group dev --group bench -o locks/bench.txt
+	UV_FIND_LINKS="$$($(BIN)/pip config get global.find-links)" $(filter-out --universal pyproject.toml,$(COMPILE)) \
+		--python-platform x86_64-manylinux_2_28 --group parity -c locks/dev.txt -o locks/parity.txt
 
 .PHONY: clean
 clean: ## remove .venv and everything made by the tools

@@ -67,6 +67,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "outputs": {"maxItems": limits.OUTPUTS_MAX, "uniqueItems": True, "items": _OUTPUT},
         "idempotency_key": _NAME,
         "array": {"pattern": ARRAY_PATTERN},
+        "at_most": {"maximum": limits.ARRAY_MEMBERS_MAX},
     },
     "SnippetRequest": {
         "code": {"maxLength": limits.CODE_BYTES_MAX},
