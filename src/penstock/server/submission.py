@@ -142,6 +142,8 @@ def check_request(request: JobRequest) -> None:
         raise BadInput("note", request.note, f"is longer than {limits.NOTE_CHARACTERS_MAX} characters")
     if request.array is not None and _ARRAY.match(request.array) is None:
         raise BadInput("array", request.array, "is not ARRAY/INDEX", "such as sweep-1/7")
+    if request.at_most is not None:
+        admission.check_number("at_most", request.at_most, 1, limits.ARRAY_MEMBERS_MAX)
     if request.at_most is not None and request.array is None:
         _contradiction("at_most", f"{request.at_most} is for members of an array, and array is not given")
     _check_env(request.env)
