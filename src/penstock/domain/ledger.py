@@ -86,7 +86,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of a committed unit, as it was read back after writing."""
+    """One object of a committed unit, as the store has confirmed it."""
 
     path: str
     generation: int

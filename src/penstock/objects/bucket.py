@@ -61,7 +61,7 @@ class NoBucket(ObjectsError):
 
 
 class BucketObjects:
-    """Implements `ports.objects.Stock` on Cloud Storage, whose writes are numbered by the service."""
+    """Implements `ports.objects.Ranged` on Cloud Storage, whose writes are numbered by the service."""
 
     def __init__(self, store: GCSStore | S3Store, address: str, prefix: str, open_at: str | None = None) -> None:
         """`prefix` is "" or ends with a slash: everything is kept under it. `open_at`: where nobody asks who reads."""
@@ -98,6 +98,19 @@ class BucketObjects:
                 if found.attributes.get(SHA256) in (None, await _sha256(data)):  # None: somebody else put it there
                     return Stored(data, self._generation(found.meta["version"], found.attributes))
         raise Damaged(f"{self._address}: {path}: the bytes are not those that were written; they are damaged")
+
+    async def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+        parts_of(path)
+        if stop <= start:
+            return b""
+        with self._refusing(path):
+            try:
+                return (
+                    await obstore.get_range_async(self._store, self._prefix + path, start=start, end=stop)
+                ).to_bytes()
+            except FileNotFoundError as error:
+                self._must_be_there(error)
+                return None
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         return tuple(kept.path for kept in await self.survey(prefix))
@@ -240,35 +253,35 @@ class StampedObjects(BucketObjects):
         return int(stamp) if stamp.isdigit() else 0  # 0: somebody else put it there
 
 
+def gcs_store(bucket: str, environment: Mapping[str, str]) -> GCSStore:
+    """The library's own store for a bucket of Cloud Storage; `open_gcs` says which one and with whose credentials."""
+    url = _emulator(environment)
+    options = _client(http=bool(url))
+    if url:
+        # A token, though nobody looks at it: without one each write would ask the metadata address for one.
+        return GCSStore(bucket, base_url=url, bearer_token="emulator", client_options=options, retry_config=_RETRY)
+    return GCSStore(bucket, client_options=options, retry_config=_RETRY)
+
+
 def open_gcs(bucket: str, prefix: str, environment: Mapping[str, str]) -> BucketObjects:
     """A bucket of Cloud Storage, or of the emulator that STORAGE_EMULATOR_HOST names as for Google's own clients.
 
     Credentials are found as Google's libraries find them: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the machine's own.
     """
-    emulator = environment.get("STORAGE_EMULATOR_HOST", "")
-    options = _client(http=bool(emulator))
+    url = _emulator(environment)
     address = f"gs://{bucket}/{prefix}".rstrip("/")
-    if emulator:
-        url = emulator if "://" in emulator else f"http://{emulator}"
-        url = url.rstrip("/")
-        # A token, though nobody looks at it: without one each write would ask the metadata address for one.
-        store = GCSStore(bucket, base_url=url, bearer_token="emulator", client_options=options, retry_config=_RETRY)
-        return BucketObjects(store, address, prefix, open_at=f"{url}/{bucket}")
-    return BucketObjects(GCSStore(bucket, client_options=options, retry_config=_RETRY), address, prefix)
+    return BucketObjects(gcs_store(bucket, environment), address, prefix, open_at=f"{url}/{bucket}" if url else None)
 
 
-def open_s3(bucket: str, prefix: str, environment: Mapping[str, str], now: Callable[[], float]) -> StampedObjects:
-    """A bucket of S3 or of a server that speaks like it (AWS_ENDPOINT_URL) and has conditional writes.
-
-    Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity, or the machine's own role.
-    """
+def s3_store(bucket: str, environment: Mapping[str, str]) -> S3Store:
+    """The library's own store for a bucket of S3; `open_s3` says which one and with whose credentials."""
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     config: S3Config = {"endpoint": endpoint.rstrip("/")} if endpoint else {}
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
         config |= {"access_key_id": key, "secret_access_key": secret}
-    store = S3Store(
+    return S3Store(
         bucket,
         config=config,
         region=region,
@@ -278,7 +291,19 @@ def open_s3(bucket: str, prefix: str, environment: Mapping[str, str], now: Calla
         client_options=_client(http=endpoint.startswith("http://")),
         retry_config=_RETRY,
     )
-    return StampedObjects(store, f"s3://{bucket}/{prefix}".rstrip("/"), prefix, now)
+
+
+def open_s3(bucket: str, prefix: str, environment: Mapping[str, str], now: Callable[[], float]) -> StampedObjects:
+    """A bucket of S3 or of a server that speaks like it (AWS_ENDPOINT_URL) and has conditional writes.
+
+    Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity, or the machine's own role.
+    """
+    return StampedObjects(s3_store(bucket, environment), f"s3://{bucket}/{prefix}".rstrip("/"), prefix, now)
+
+
+def _emulator(environment: Mapping[str, str]) -> str:
+    emulator = environment.get("STORAGE_EMULATOR_HOST", "")
+    return (emulator if not emulator or "://" in emulator else f"http://{emulator}").rstrip("/")
 
 
 def _client(*, http: bool) -> ClientConfig:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from errno import EACCES, ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from penstock.domain.admission import BadInput
 from penstock.objects.names import parts_of
@@ -47,7 +47,7 @@ Note = Callable[[str, os.DirEntry[str] | None], None]
 
 
 class DirectoryObjects:
-    """Implements `ports.objects.Stock`; any number of processes may share one root."""
+    """Implements `ports.objects.Ranged`; any number of processes may share one root."""
 
     def __init__(self, root: Path) -> None:
         """Make the root if it is not there, readable by its owner only."""
@@ -80,6 +80,9 @@ class DirectoryObjects:
 
     async def lend(self, path: str, seconds: float) -> str | None:  # noqa: ARG002 (there is none to give)
         return None  # hosts of this machine read it where it is
+
+    async def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+        return await asyncio.to_thread(self._read_range, path, start, stop)
 
     async def remove(self, folder: str) -> None:
         await asyncio.to_thread(self._remove, folder)
@@ -136,23 +139,40 @@ class DirectoryObjects:
         return max(now_ns, last + 1)
 
     def _read(self, path: str) -> Stored | None:
-        *folders, name = _parts(path)
-        with _refusing(path), self._folder(folders) as folder:
-            if folder is None:
+        with _refusing(path), self._open(path) as reader:
+            if reader is None:
                 return None
+            # The file behind a name is replaced, never rewritten: bytes and generation belong together.
+            return Stored(reader.read(), os.fstat(reader.fileno()).st_mtime_ns)
+
+    def _read_range(self, path: str, start: int, stop: int) -> bytes | None:
+        with _refusing(path), self._open(path) as reader:
+            if reader is None:
+                return None
+            reader.seek(start)
+            return reader.read(max(0, stop - start))
+
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[BinaryIO | None]:
+        """The file of an object; None when there is none, or something that is no file."""
+        *folders, name = _parts(path)
+        with self._folder(folders) as folder:
+            if folder is None:
+                yield None
+                return
             try:
                 file = os.open(name, _OPEN_FILE, dir_fd=folder)
             except OSError as error:
-                if error.errno in _NOT_HERE:
-                    return None
-                raise
-            facts = os.fstat(file)
-            if not stat.S_ISREG(facts.st_mode):
+                if error.errno not in _NOT_HERE:
+                    raise
+                yield None
+                return
+            if not stat.S_ISREG(os.fstat(file).st_mode):
                 os.close(file)
-                return None
+                yield None
+                return
             with os.fdopen(file, "rb") as reader:
-                # The file behind a name is replaced, never rewritten: bytes and generation belong together.
-                return Stored(reader.read(), facts.st_mtime_ns)
+                yield reader
 
     def _list(self, prefix: str) -> tuple[str, ...]:
         found: MutableSequence[str] = []

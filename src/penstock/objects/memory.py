@@ -34,7 +34,7 @@ class _Bucket:
 
 
 class MemoryObjects:
-    """One writer's view of an in-memory bucket; implements `ports.objects.Stock`."""
+    """One writer's view of an in-memory bucket; implements `ports.objects.Ranged`."""
 
     def __init__(
         self,
@@ -101,6 +101,10 @@ class MemoryObjects:
 
     async def lend(self, path: str, seconds: float) -> str | None:  # noqa: ARG002 (there is none to give)
         return None
+
+    async def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+        stored = await self.get(path)
+        return None if stored is None else stored.data[start:stop]
 
     def peek(self, path: str) -> Stored | None:
         """The object as it truly is, past all faults: for checkers."""

@@ -20,11 +20,12 @@ _lock = threading.Lock()
 _last: dict[str, Any] = {}  #: what was said last; each word repeats the others
 
 
-def progress(done: float, total: float | None = None, **metrics: float) -> None:
+def progress(done: float, total: float | None = None, *, open_units: float | None = None, **metrics: float) -> None:
     """Say that `done` of `total` steps (or epochs, or examples) are done, with any numbers worth watching.
 
-    Outside of Penstock it does nothing. Numbers may be of any type that `float` takes, such as a JAX or numpy scalar;
-    those that are not finite are left out, because JSON has none.
+    A job with replicas that share one list of work says how much of it is open: there are never more replicas than
+    `open_units`. Outside of Penstock it does nothing. Numbers may be of any type that `float` takes, such as a JAX or
+    numpy scalar; those that are not finite are left out, because JSON has none.
     """
     path = os.environ.get("PENSTOCK_PROGRESS_FILE")
     if not path:
@@ -35,6 +36,8 @@ def progress(done: float, total: float | None = None, **metrics: float) -> None:
         "metrics": {name: number for name, value in metrics.items() if math.isfinite(number := float(value))},
         "at": time.time(),  # noqa: TID251 (the user's program has no clock port)
     }
+    if open_units is not None:
+        said["open_units"] = int(open_units)
     with _lock:
         _last.update(said)
         _replace(path, json.dumps(_last))

@@ -67,3 +67,10 @@ class Stock(Objects, Protocol):
 
     async def lend(self, path: str, seconds: float) -> str | None:
         """An address at which anybody can read this one object for so long; None: this kind of store has none."""
+
+
+class Ranged(Stock, Protocol):
+    """Objects of which a part can be read: what readers of large ones need."""
+
+    async def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+        """Bytes `start` up to, not including, `stop`, or up to the object's end; no checksum covers them."""

@@ -6,7 +6,6 @@ installed its tests skip with the reason, except in CI, where they fail: green m
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -18,11 +17,12 @@ import pytest
 from penstock.objects.bucket import open_gcs, open_s3
 from penstock.objects.directory import DirectoryObjects
 from penstock.objects.memory import MemoryObjects
-from penstock.ports.objects import Stock
+from penstock.ports.objects import Ranged
 from tests.contract.objects.servers import BUCKET, S3_ENVIRONMENT, Emulator, gcs_emulator, s3_server
+from tests.missing import missing
 
 #: Each call is one more client of the same bucket.
-Open = Callable[[], Stock]
+Open = Callable[[], Ranged]
 #: Each call is an empty bucket.
 Make = Callable[[], Open]
 
@@ -39,10 +39,7 @@ def gcs() -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     if find_spec("moto") is None:
-        reason = "moto is not installed; it is in the dev group"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"needs an S3 server, and in CI that is no reason to skip: {reason}", pytrace=False)
-        pytest.skip(f"needs an S3 server: {reason}")
+        missing("an S3 server: moto is not installed; it is in the dev group")
     with s3_server() as url:
         yield url
 

@@ -73,6 +73,19 @@ def test_a_folder_is_removed_with_all_below_it(client_of: Open) -> None:
     asyncio.run(story())
 
 
+def test_a_part_of_an_object_is_read(client_of: Open) -> None:
+    async def story() -> None:
+        bucket = client_of()
+        data = bytes(range(256)) * 50
+        await bucket.put("a/part", data)
+        for start, stop in ((0, 10), (5, 5), (100, 12_800), (12_790, 20_000)):
+            assert await bucket.get_range("a/part", start, stop) == data[start:stop]
+        assert await bucket.get_range("a/nothing", 0, 10) is None
+        assert await bucket.get_range("a", 0, 10) is None
+
+    asyncio.run(story())
+
+
 def test_absence_is_an_answer(client_of: Open) -> None:
     async def story() -> None:
         bucket = client_of()

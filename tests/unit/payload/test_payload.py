@@ -38,6 +38,15 @@ def test_outside_of_penstock_everything_has_an_answer(tmp_path: Path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
 
 
+def test_open_units_are_said_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "progress.json"
+    monkeypatch.setenv("PENSTOCK_PROGRESS_FILE", str(file))
+    payload.progress(3, 40, open_units=37)
+    assert json.loads(file.read_text())["open_units"] == 37
+    payload.progress(4, 40)
+    assert json.loads(file.read_text())["open_units"] == 37
+
+
 def test_inside_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "JOB_ID": "j1",

@@ -1,0 +1,93 @@
+"""The options of `tpu extract` that make a plan: model, data, how rows become tokens, what is captured.
+
+`cli.extract` takes them as one struct. Their rules are those of `extract`, which answers in one line; here is only how
+they are written. It must not open anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class PlanOptions(msgspec.Struct, kw_only=True):
+    """What the options were given."""
+
+    model: str | None
+    tokenizer: str | None
+    data: tuple[str, ...]
+    format: str | None
+    split: str | None
+    sites: str | None
+    dtype: str
+    column: str | None
+    template: str | None
+    chat: str | None
+    token_column: str | None
+    id_column: str | None
+    filter: str
+    open_answer: bool
+    width: int
+    cut: str
+    overlap: int
+    max_samples: int | None
+    unit_rows: int | None
+
+
+_OPTIONS = (
+    click.option("--model", metavar="DIR", help="A Hugging Face directory with safetensors; here or in a bucket."),
+    click.option("--tokenizer", metavar="DIR|FILE", help="tokenizer.json; the model's if left out."),
+    click.option("--data", multiple=True, metavar="FILES", help="Files, folders, globs; may be repeated."),
+    click.option(
+        "--format",
+        type=click.Choice(["jsonl", "parquet", "arrow", "text", "file"]),
+        help="What the files are, where their names do not say it.",
+    ),
+    click.option("--split", metavar="NAME", help="Of a dataset directory that has several."),
+    click.option("--sites", metavar="SITES", help="resid_post:10,12;attn_out:0-5;final_norm"),
+    click.option(
+        "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True
+    ),
+    click.option("--column", metavar="NAME", help="The column with the text.  [default: text]"),
+    click.option("--template", metavar="JINJA", help="The text from several columns."),
+    click.option("--chat", metavar="COLUMN", help="A column of messages; the tokenizer's chat template writes them."),
+    click.option("--tokens", "token_column", metavar="COLUMN", help="A column of token ids."),
+    click.option("--id", "id_column", metavar="COLUMN", help="Names documents; the row's number if left out."),
+    click.option("--open-answer", is_flag=True, help="End each chat where the model would begin to answer."),
+    click.option(
+        "--filter", default="all", show_default=True, metavar="WORD", help="all, last, every:N, mask:COLUMN, assistant."
+    ),
+    click.option("--width", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a packed row."),
+    click.option(
+        "--cut",
+        type=click.Choice(["head", "tail", "windows", "refuse"]),
+        default="head",
+        show_default=True,
+        help="What becomes of longer documents.",
+    ),
+    click.option("--overlap", type=click.IntRange(0), default=0, metavar="N", help="Of windows, in tokens."),
+    click.option(
+        "--max-samples", type=int, metavar="N", help="Rows of the whole run, however many workers; all if left out."
+    ),
+    click.option("--unit-rows", type=click.IntRange(1), metavar="N", help="Rows of a unit; chosen if left out."),
+)
+
+
+def plan_options(command: F) -> F:
+    """Give a command the options above; it takes them as one `PlanOptions` named `options`."""
+
+    def wrapped(**values: Any) -> Any:
+        taken = {field: values.pop(field) for field in PlanOptions.__struct_fields__}
+        return command(options=PlanOptions(**taken), **values)
+
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]

@@ -1,0 +1,134 @@
+"""Who works on which unit: leases by create-if-absent, renewed while the work goes on, taken over when they are old.
+
+`worker` calls it. Age is told by the store's clock alone: the store stamps leases, and its time now is what it stamps
+on an object that this worker has just written, carried on by the worker's own steady clock. A claim only saves double
+work. Nothing rests on it: a worker that slept past its lease finds out at the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.domain import ledger
+from penstock.domain.ledger import Lease, SeenLease, Unit
+from penstock.extract.calls import Calls
+from penstock.extract.plan import RunPlan
+
+#: The two clocks drift apart; the store is asked again after this long.
+CLOCK_TRUSTED_S: Final = 600.0
+#: A lease is renewed this often in its time, so that one lost renewal does not cost it.
+RENEWALS: Final = 3
+
+
+def leases_of_run(run: str) -> str:
+    return f"runs/{run}/leases/"
+
+
+def clock_path(run: str, worker: str) -> str:
+    return f"runs/{run}/clocks/{worker}"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One try of one unit. `attempt` is unlike any other's, also of the same worker."""
+
+    unit: Unit
+    attempt: str
+    number: int
+
+
+class Claims:
+    """The claims of one worker process."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        plan: RunPlan,
+        worker: str,
+        *,
+        fence: int,
+        lease_s: float,
+        rng: random.Random,
+        steady: Callable[[], float],
+    ) -> None:
+        self.lease_s = lease_s
+        self._calls = calls
+        self._plan = plan
+        self._worker = worker
+        self._fence = fence
+        self._rng = rng
+        self._steady = steady
+        self._tries = 0
+        self._store_ahead: tuple[float, float] | None = None  #: store's clock minus ours, and when that was found
+        self._held: dict[str, Claim] = {}
+        self._turn = asyncio.Lock()  #: a lease that is let go must not be renewed once more
+
+    async def claim(self, units: Sequence[Unit]) -> Claim | None:
+        """One of the units, now ours; None when others hold all of them."""
+        seen: dict[str, list[SeenLease]] = {}
+        for kept in await self._calls.survey(leases_of_run(self._plan.run)):
+            name = kept.path.split("/")[-2]
+            seen.setdefault(name, []).append(SeenLease(number=ledger.lease_number(kept.path), since=kept.written_at))
+        now = await self._store_now()
+        first = self._rng.randrange(len(units)) if units else 0
+        for unit in (*units[first:], *units[:first]):
+            number = ledger.next_lease(seen.get(unit.id, ()), now, self.lease_s)
+            if number is not None and (claim := await self._take(unit, number)) is not None:
+                return claim
+        return None
+
+    async def release(self, claim: Claim, *, done: bool) -> None:
+        """Let go of a unit: committed (then none of its leases is needed any more) or given back."""
+        run, unit = self._plan.run, claim.unit.id
+        own = ledger.lease_path(run, unit, claim.number)
+        async with self._turn:
+            self._held.pop(unit, None)
+            for path in await self._calls.list(ledger.leases_prefix(run, unit)) if done else (own,):
+                await self._calls.delete(path)
+
+    async def keep(self) -> None:
+        """Renew all that is held until cancelled."""
+        while True:
+            await asyncio.sleep(self.lease_s / RENEWALS)
+            for unit in tuple(self._held):
+                async with self._turn:
+                    claim = self._held.get(unit)
+                    if claim is not None:
+                        # A zombie renews an older number, which nobody looks at.
+                        path = ledger.lease_path(self._plan.run, unit, claim.number)
+                        await self._calls.put(path, ledger.encode(self._lease(claim.unit, claim.attempt)))
+
+    async def _take(self, unit: Unit, number: int) -> Claim | None:
+        self._tries += 1
+        claim = Claim(unit, f"{self._worker}-{self._tries}", number)
+        path = ledger.lease_path(self._plan.run, unit.id, number)
+        data = ledger.encode(self._lease(unit, claim.attempt))
+        if not await self._calls.create_own(
+            path, data, claim.attempt, lambda stored: ledger.decode_lease(stored).attempt
+        ):
+            return None
+        self._held[unit.id] = claim
+        # Leases go when a unit is committed; whoever saw it open before that must not begin it again.
+        if await self._calls.read(ledger.commit_path(self._plan.run, unit.id)) is not None:
+            await self.release(claim, done=True)
+            return None
+        return claim
+
+    def _lease(self, unit: Unit, attempt: str) -> Lease:
+        return Lease(unit=unit.id, attempt=attempt, fence=self._fence)
+
+    async def _store_now(self) -> float:
+        """The store's time, never ahead of it: what passes between its stamp and our reading is not counted."""
+        if self._store_ahead is None or self._steady() - self._store_ahead[1] > CLOCK_TRUSTED_S:
+            path = clock_path(self._plan.run, self._worker)
+            await self._calls.put(path, b"")
+            read_at = self._steady()
+            stamps = [kept.written_at for kept in await self._calls.survey(path) if kept.path == path]
+            # Swept away by whoever sealed the run just now: then there is nothing to claim either.
+            ahead = stamps[0] - read_at if stamps else float("-inf")
+            self._store_ahead = (ahead, read_at)
+        return self._steady() + self._store_ahead[0]

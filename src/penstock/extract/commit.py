@@ -1,0 +1,81 @@
+"""Storing a unit and committing it: data under the attempt's own name, then the record that the first writer wins.
+
+`worker` calls it with a unit's content. Until the record is there the data count for nothing; when another's record is
+there, this attempt's data are removed again. A data object is believed to be stored when the store says so, because the
+bucket adapters compare what arrived with what was sent; `read_back` reads it as well. It must never replace an object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from penstock.domain import ledger
+from penstock.domain.ledger import DataObject, Put
+from penstock.extract.calls import Calls
+from penstock.extract.claims import Claim
+from penstock.extract.layout import Content, UnitCommit, decode_commit
+from penstock.extract.plan import RunPlan
+from penstock.ports.objects import Damaged, ObjectsError
+
+#: Names under which one object of one attempt is tried: a name that got damaged bytes is not used again.
+NAMES_MAX: Final = 4
+
+
+async def publish(
+    calls: Calls, plan: RunPlan, claim: Claim, content: Content, *, fence: int = 0, read_back: bool = False
+) -> bool:
+    """Store and commit; False when another attempt's commit stands and nothing of this one is left."""
+    objects = await asyncio.gather(
+        *(_store(calls, plan.run, claim, name, data, read_back=read_back) for name, data in content.objects.items())
+    )
+    record = UnitCommit(
+        unit=claim.unit.id,
+        attempt=claim.attempt,
+        fence=fence,
+        start=claim.unit.start,
+        stop=claim.unit.stop,
+        objects=tuple(objects),
+        facts=content.facts,
+    )
+    path = ledger.commit_path(plan.run, claim.unit.id)
+    won = await calls.create_own(path, ledger.encode(record), claim.attempt, lambda data: decode_commit(data).attempt)
+    if not won:
+        await discard(calls, plan.run, claim)
+    return won
+
+
+async def discard(calls: Calls, run: str, claim: Claim) -> None:
+    """Remove what an attempt stored that lost, or was given up before its commit was tried."""
+    for path in await calls.list(ledger.data_path(run, claim.unit.id, claim.attempt, "")):
+        await calls.delete(path)
+
+
+async def _store(calls: Calls, run: str, claim: Claim, name: str, data: bytes, *, read_back: bool) -> DataObject:
+    checksum = await asyncio.to_thread(ledger.checksum, data)
+    path = ""
+    for number in range(NAMES_MAX):
+        path = ledger.data_path(run, claim.unit.id, claim.attempt, name if not number else f"{name}.{number}")
+        generation = await _put(calls, path, data, checksum, read_back=read_back)
+        if generation is not None:
+            return DataObject(path=path, generation=generation, checksum=checksum)
+    raise ObjectsError(f"{path}: {NAMES_MAX} times other bytes were stored than were sent")
+
+
+async def _put(calls: Calls, path: str, data: bytes, checksum: str, *, read_back: bool) -> int | None:
+    """The generation of the object as it was sent; None when other bytes lie there now."""
+    pauses = calls.pauses()
+    while True:
+        put, generation = await calls.put_new(path, data)
+        if put is Put.CREATED and not read_back:
+            return generation
+        # Taken means taken by this attempt, whose earlier answer was lost: nobody else uses its names.
+        try:
+            stored = await calls.read(path)
+        except Damaged:
+            return None
+        if stored is not None:
+            found = await asyncio.to_thread(ledger.checksum, stored.data)
+            return stored.generation if found == checksum else None
+        if not await pauses():
+            raise ObjectsError(f"{path}: could not be stored, and the store does not say why")

@@ -1,0 +1,60 @@
+"""Which bucket an address means: a directory of this machine, a bucket of Cloud Storage, or one of S3.
+
+`wiring.roots` opens the server's objects with it, extraction its runs. The bucket adapter is imported when it is
+needed, so that an installation on a directory does not load obstore. It must not ask whether the bucket answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.domain.admission import BadInput
+from penstock.objects.directory import DirectoryObjects
+from penstock.objects.names import parts_of
+
+if TYPE_CHECKING:
+    from penstock.objects.bucket import BucketObjects
+
+_BUCKETS: Final = ("gs", "s3")
+
+
+def open_address(
+    field: str, address: str, environment: Mapping[str, str]
+) -> tuple[DirectoryObjects | BucketObjects, str]:
+    """The objects at an address, and the address as any process of any machine that reaches it understands it."""
+    parts = urlsplit(address)
+    if parts.scheme in _BUCKETS:
+        return _open_bucket(field, address, environment)
+    if parts.scheme not in ("", "file"):
+        rule = f"is a {parts.scheme}:// address, and objects are kept in a directory, in gs:// or in s3://"
+        raise BadInput(field, address, rule, "give a directory, gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise BadInput(field, address, "names another machine", "write file:///path")
+    path = Path(unquote(parts.path) if parts.scheme == "file" else address).expanduser()
+    if not path.is_absolute():
+        path = path.resolve()
+    return DirectoryObjects(path), path.as_uri()
+
+
+def _open_bucket(field: str, address: str, environment: Mapping[str, str]) -> tuple[BucketObjects, str]:
+    scheme, _, rest = address.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.rstrip("/")
+    if not bucket or not set(bucket) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_."):
+        raise BadInput(field, address, "names no bucket", f"write {scheme}://BUCKET or {scheme}://BUCKET/PREFIX")
+    if prefix:
+        try:
+            parts_of(prefix)
+        except BadInput as error:
+            raise BadInput(field, address, "has a prefix that no object may have", str(error)) from error
+        prefix += "/"
+    from penstock.objects.bucket import open_gcs, open_s3
+
+    found = (
+        open_gcs(bucket, prefix, environment) if scheme == "gs" else open_s3(bucket, prefix, environment, time.time)  # noqa: TID251 (numbers of writes, and nothing is decided)
+    )
+    return found, f"{scheme}://{bucket}/{prefix}".rstrip("/")

@@ -1,0 +1,274 @@
+"""Extraction as commands use it: plans, workers, and what is asked of a run. The one place that opens its bucket.
+
+Each function is one command's work, with an event loop of its own where the bucket is spoken to. What needs jax is
+imported in the functions that compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from penstock import __version__
+from penstock.domain.admission import BadInput
+from penstock.domain.ledger import Incomplete
+from penstock.extract import config
+from penstock.extract import plan as plans
+from penstock.extract import verify as verifying
+from penstock.extract import work as planning
+from penstock.extract.calls import Calls
+from penstock.extract.capture import arrange
+from penstock.extract.export import Exported, export_dataset
+from penstock.extract.formats import Format
+from penstock.extract.layout import Compute
+from penstock.extract.mesh import Memory, MeshShape, estimate
+from penstock.extract.old_shards import OldSample, load_old_shard
+from penstock.extract.plan import DtypeName, RunPlan
+from penstock.extract.reader import open as open_run
+from penstock.extract.replica import STOPPED, replica_name, should_stop, tell
+from penstock.extract.seal import sweep
+from penstock.extract.source import Source, SourceSpec
+from penstock.extract.status import Done, RunView, Watcher
+from penstock.extract.tokens import Cut, Rules
+from penstock.extract.verify import Checked
+from penstock.extract.work import Planned
+from penstock.extract.worker import LEASE_S, Settings, Standing, Stopped, Worker
+from penstock.objects.addresses import open_address
+from penstock.ports.objects import ObjectsError
+from penstock.wiring.clock import SystemClock
+from penstock.wiring.datasets import DataOptions, reading_of
+
+__all__ = [
+    "LEASE_S",
+    "BadInput",
+    "Checked",
+    "DataOptions",
+    "Done",
+    "Incomplete",
+    "Memory",
+    "ObjectsError",
+    "OldSample",
+    "PlanWish",
+    "Planned",
+    "RunPlan",
+    "RunView",
+    "check_run",
+    "collect_garbage",
+    "export",
+    "finished_units",
+    "load_old_shard",
+    "make_run",
+    "memory_of",
+    "plan_run",
+    "requeue",
+    "status",
+    "watch",
+    "work",
+]
+
+T = TypeVar("T")
+
+ASK_PATIENCE_S = 60.0  #: of commands; workers wait longer
+
+
+class PlanWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan is made from, as options say it."""
+
+    model: str
+    data: DataOptions
+    sites: str
+    dtype: str
+    width: int
+    cut: str
+    overlap: int
+    max_samples: int | None
+    unit_rows: int | None
+
+
+def plan_run(wish: PlanWish, progress: Callable[[int, int], None] | None = None) -> Planned:
+    """Look model and data over and make the plan; nothing is written."""
+    data = wish.data
+    if data.tokenizer is None and data.tokens is None:
+        data = msgspec.structs.replace(data, tokenizer=wish.model)
+    reading, keep = reading_of(data)
+    rules = Rules(width=wish.width, cut=Cut(wish.cut), overlap=wish.overlap, keep=keep)
+    config.load_config(wish.model)  # before the data: what is wrong with the model is known at once
+    kind = None if data.format is None else Format(data.format)
+    spec = SourceSpec(data=data.data, format=kind, split=data.split, reading=reading)
+    made = planning.Wish(
+        model=wish.model,
+        tokenizer=data.tokenizer,
+        source=Source.open(spec, progress=progress),
+        sites=wish.sites,
+        rules=rules,
+        dtype=msgspec.convert(wish.dtype, DtypeName),
+        max_samples=wish.max_samples,
+        unit_rows=wish.unit_rows,
+    )
+    return planning.plan_run(made)
+
+
+def memory_of(planned: Planned, rows: int) -> Memory:
+    """What a step of so many packed rows takes on one device, attention written out as on a CPU."""
+    course = arrange(planned.config, planned.sites)
+    width = planning.work_of(planned.plan).rules.width
+    return estimate(planned.config, course, rows=rows, width=width, dtype=planned.plan.dtype)
+
+
+def make_run(plan: RunPlan, out: str) -> str:
+    """Publish the plan under `out`; the run's address."""
+    objects, understood = open_address("out", out, os.environ)
+    calls = Calls(objects, random.Random(), ASK_PATIENCE_S)
+    asyncio.run(plans.publish(calls, plan))
+    return f"{understood}/{plans.RUNS}/{plan.run}"
+
+
+def check_run(address: str) -> Checked:
+    return _asked(address, verifying.verify)
+
+
+def collect_garbage(address: str) -> int:
+    return _asked(address, sweep)
+
+
+def requeue(address: str, unit: str, *, force: bool) -> str:
+    return _asked(address, lambda calls, plan: verifying.requeue(calls, plan, unit, force=force))
+
+
+def status(address: str, lease_s: float = LEASE_S) -> RunView:
+    now = SystemClock().now
+    return _asked(address, lambda calls, plan: Watcher(calls, plan, lease_s).look(now()))
+
+
+def finished_units(address: str) -> tuple[RunPlan, list[Done]]:
+    async def found(calls: Calls, plan: RunPlan) -> tuple[RunPlan, list[Done]]:
+        return plan, await Watcher(calls, plan, LEASE_S).done()
+
+    return _asked(address, found)
+
+
+def watch(address: str, every_s: float, lease_s: float = LEASE_S) -> Iterator[RunView]:
+    """One view after another, until the run is sealed."""
+    clock = SystemClock()
+    with asyncio.Runner() as runner:
+        calls, run = _calls(address)
+        plan = runner.run(_plan(calls, address, run))
+        watcher = Watcher(calls, plan, lease_s)
+        while True:
+            view = runner.run(watcher.look(clock.now()))
+            yield view
+            if view.sealed:
+                return
+            runner.run(clock.sleep(every_s))
+
+
+def export(address: str, site: str, folder: Path, *, context: int, column: str) -> Exported:
+    with open_run(address) as run:
+        return export_dataset(run, site, folder, context=context, column=column)
+
+
+def work(
+    address: str,
+    *,
+    lease_s: float,
+    rows: int | None,
+    processes: int,
+    mesh: str | None,
+    read_back: bool,
+    cache: str | None,
+    say: Callable[[str], None],
+) -> int:
+    """Be a worker until no unit is open: the exit code."""
+    calls, run = _calls(address, patience_s=None)
+
+    async def worked() -> int:
+        plan = await _plan(calls, address, run)
+        settings = Settings(
+            worker=replica_name(os.environ, platform.node(), secrets.token_hex(4)),
+            fence=int(os.environ.get("PENSTOCK_FENCE", "0")),
+            lease_s=lease_s,
+            read_back=read_back,
+            code=f"penstock {__version__}",
+        )
+        compute = await asyncio.to_thread(_compute, plan, rows, processes, mesh, cache, say)
+        rng = random.Random()
+        clock = SystemClock()
+        worker = Worker(
+            calls,
+            plan,
+            compute,
+            settings,
+            rng=rng,
+            steady=clock.steady,
+            should_stop=should_stop,
+            report=lambda standing: _report(standing, say),
+        )
+        say(f"{settings.worker} works on {plan.run}: {len(plan.units)} units, {plan.rows} rows")
+        try:
+            await worker.work()
+        except Stopped:
+            say("asked to stop: what was begun is given back")
+            return STOPPED
+        return 0
+
+    should_stop()  # on the main thread, so that SIGTERM is noted from here on
+    return asyncio.run(worked())
+
+
+def _compute(
+    plan: RunPlan, rows: int | None, processes: int, mesh: str | None, cache: str | None, say: Callable[[str], None]
+) -> Compute:
+    from penstock.extract import compute, engine
+
+    if cache is not None:
+        engine.keep_compiled(Path(cache))
+    return compute.ModelCompute(plan, compute.Settings(rows=rows, processes=processes, mesh=_mesh(mesh)), say)
+
+
+def _mesh(text: str | None) -> MeshShape | None:
+    """`data=4,tensor=2`, each axis at most once."""
+    if text is None:
+        return None
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in MeshShape.__struct_fields__ or axis in found or not (size.isascii() and size.isdecimal()):
+            raise BadInput("mesh", text, f"has {part!r}, which is no axis", "write data=4,fsdp=1,tensor=2")
+        found[axis] = int(size)
+    return MeshShape(**found)
+
+
+def _report(standing: Standing, say: Callable[[str], None]) -> None:
+    tell(standing)
+    own = f"{standing.documents} rows, {standing.tokens} tokens by this worker"
+    say(f"{standing.units - standing.open} of {standing.units} units committed; {own}")
+
+
+def _calls(address: str, patience_s: float | None = ASK_PATIENCE_S) -> tuple[Calls, str | None]:
+    root, run = plans.parse_address(address)
+    objects, _ = open_address("run", root, os.environ)
+    rng = random.Random()
+    return (Calls(objects, rng) if patience_s is None else Calls(objects, rng, patience_s)), run
+
+
+async def _plan(calls: Calls, address: str, run: str | None) -> RunPlan:
+    return await plans.load(calls, run if run is not None else await plans.only_run(calls, address))
+
+
+def _asked(address: str, question: Callable[[Calls, RunPlan], Awaitable[T]]) -> T:
+    if not address:
+        raise BadInput("run", address, "is empty", "give the address that `tpu extract` printed")
+    calls, run = _calls(address)
+
+    async def ask() -> T:
+        return await question(calls, await _plan(calls, address, run))
+
+    return asyncio.run(ask())

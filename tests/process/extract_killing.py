@@ -1,0 +1,112 @@
+"""Forks workers, strikes them at the calls it is told, lets others finish, and checks the bucket: one line per case.
+
+The test starts it as a process of its own, because a fork needs a parent without threads, and its imports are paid once
+for hundreds of workers. Its words are `calls ROOT`, `points ROOT POINT…`, or `crowd ADDRESS SEED UNITS KILLS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+
+from tests.process.extraction import (
+    cheap_plan,
+    check,
+    ended,
+    spawn,
+    stopped,
+    whole_bucket,
+    whole_directory,
+    work,
+)
+
+KILLED = -9
+LEASE_S = 0.25
+CROWD = 8
+
+
+def case(root: str, point: str) -> str:
+    """What became of one worker that is struck at `point` and of the one after it."""
+    plan = cheap_plan(rows=12, unit_rows=4)
+    first = spawn(root, plan, "first", point=point, lease_s=LEASE_S)
+    if point.startswith("stop"):
+        if not stopped(first):
+            return "the worker did not stop"
+    elif (code := ended(first)) != (KILLED if point.startswith("kill") else 0):
+        return f"the worker ended with {code}"
+    if (code := ended(spawn(root, plan, "second", lease_s=LEASE_S))) != 0:
+        return f"the next worker ended with {code}"
+    if point.startswith("stop"):
+        os.kill(first, signal.SIGCONT)
+        if (code := ended(first)) != 0:
+            return f"the worker that slept ended with {code}"
+    check(whole_directory(root), plan)
+    return "ok"
+
+
+def crowd(address: str, seed: int, units: int, kills: int) -> str:
+    """Eight workers on one run: some are killed and replaced, others sleep past their lease and go on."""
+    rng = random.Random(seed)
+    plan = cheap_plan(rows=units * 3, unit_rows=3)
+    names = iter(range(10_000))
+
+    def start() -> int:
+        return spawn(address, plan, f"w{next(names)}", lease_s=LEASE_S * 2, unit_s=0.05)
+
+    alive = {start() for _ in range(CROWD)}
+    asleep: dict[int, float] = {}  #: and until when, which is long after its lease has run out
+    slept: set[int] = set()
+    codes: list[int] = []
+    for number in range(kills):
+        wake(asleep, time.monotonic())
+        time.sleep(rng.uniform(0.05, 0.3))  # how far they have come is chance; what comes out is not
+        victim = rng.choice(sorted(alive))
+        if number % 2:
+            os.kill(victim, signal.SIGSTOP)
+            slept.add(victim)
+            asleep[victim] = time.monotonic() + 5 * LEASE_S
+        else:
+            os.kill(victim, signal.SIGKILL)
+            codes.append(ended(victim))
+        alive = (alive - {victim}) | {start()}
+    while asleep:
+        time.sleep(LEASE_S / 5)
+        wake(asleep, time.monotonic())
+    codes += [ended(child) for child in alive | slept]
+    # What was killed while others sealed left things behind; the next worker, or `tpu extract gc`, sweeps them.
+    codes.append(ended(spawn(address, plan, "last", lease_s=LEASE_S)))
+    if set(codes) - {0, KILLED}:
+        return f"workers ended with {codes}"
+    check(whole_bucket(address), plan)
+    return "ok"
+
+
+def wake(asleep: dict[int, float], now: float) -> None:
+    """Let those go on whose time has come. One that sleeps in a write to a directory holds others up until then."""
+    for child, until in tuple(asleep.items()):
+        if now >= until:
+            os.kill(child, signal.SIGCONT)
+            del asleep[child]
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["calls", root]:
+            made = asyncio.run(work(root, cheap_plan(rows=12, unit_rows=4), "alone", lease_s=30, unit_s=0.0))
+            sys.stdout.write("\n".join(sorted(made)) + "\n")
+        case ["points", root, *points]:
+            for number, point in enumerate(points):
+                sys.stdout.write(f"{point} {case(f'{root}/{number}', point)}\n")
+                sys.stdout.flush()
+        case ["crowd", address, seed, units, kills]:
+            sys.stdout.write(f"{crowd(address, int(seed), int(units), int(kills))}\n")
+        case words:
+            sys.exit(f"unknown words: {words}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Streams: each row in one of them, in order, named only when all are whole; what cannot be read is set aside."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.domain.admission import BadInput
+from penstock.extract.dataset_split import Split, split
+from penstock.extract.output_files import local_path, new_files
+from penstock.extract.source import Refused, Source, SourceSpec
+
+
+def source_of(path: Path, lines: list[bytes]) -> Source:
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return Source.open(SourceSpec(data=(str(path),)), whole_rows=True)
+
+
+def read(folder: Path, done: Split) -> list[list[int]]:
+    return [
+        [msgspec.json.decode(line)["n"] for line in (folder / stream.file).read_bytes().splitlines()]
+        for stream in done.streams
+    ]
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 60), streams=st.integers(1, 12), contiguous=st.booleans(), taken=st.integers(1, 80))
+def test_each_row_is_in_one_stream(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, streams: int, contiguous: bool, taken: int
+) -> None:
+    folder = tmp_path_factory.mktemp("split")
+    source = source_of(folder / "a.jsonl", [b'{"n": %d}' % number for number in range(rows)])
+    done = split(source, folder / "out", streams=streams, contiguous=contiguous, rows=taken)
+    parts = read(folder / "out", done)
+    whole = list(range(min(rows, taken)))
+    if contiguous:
+        assert [number for part in parts for number in part] == whole
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    else:
+        assert parts == [whole[index::streams] for index in range(streams)]
+    assert [stream.file for stream in done.streams] == [f"stream_{index:03d}.jsonl" for index in range(streams)]
+    assert [stream.rows for stream in done.streams] == list(map(len, parts))
+    assert done.rows == len(whole)
+
+
+def test_what_cannot_be_read_is_set_aside_with_its_line(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b'{"n": 0}', b"{", b'{"n": 2}', b"", b'{"n": 4, "x": [1, {"y": null}]}'])
+    done = split(source, tmp_path / "out", streams=2, number="row")
+    assert (done.rows, done.refused) == (3, 2)
+    assert read(tmp_path / "out", done) == [[0, 2, 4], []]
+    lines = (tmp_path / "out" / "refused.jsonl").read_bytes().splitlines()
+    refused = [msgspec.json.decode(line, type=Refused) for line in lines]
+    assert [(each.line, each.reason.partition(":")[0]) for each in refused] == [
+        (2, "is not JSON"),
+        (4, "is a blank line"),
+    ]
+    last = (tmp_path / "out" / "stream_000.jsonl").read_bytes().splitlines()[-1]
+    assert msgspec.json.decode(last) == {"n": 4, "x": [1, {"y": None}], "row": 4}
+
+
+def test_the_summary_tells_what_was_written(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b'{"n": %d}' % number for number in range(5)])
+    done = split(source, tmp_path / "out", streams=2)
+    assert msgspec.json.decode((tmp_path / "out" / "streams.json").read_bytes(), type=Split) == done
+    data = (tmp_path / "out" / "stream_001.jsonl").read_bytes()
+    assert done.streams[1].sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_streams_that_are_there_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b'{"n": %d}' % number for number in range(5)])
+    split(source, tmp_path / "out", streams=4)
+    with pytest.raises(BadInput, match="holds 4 streams already; choose another, or say --replace"):
+        split(source, tmp_path / "out", streams=2)
+    split(source, tmp_path / "out", streams=2, replace=True)
+    assert sorted(path.name for path in (tmp_path / "out").glob("stream_*")) == ["stream_000.jsonl", "stream_001.jsonl"]
+
+
+def test_a_split_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b'{"n": %d}' % number for number in range(5)])
+    before = split(source, tmp_path / "out", streams=1)
+    (tmp_path / "a.jsonl").write_bytes(b"changed")
+    with pytest.raises(Exception, match="it was changed"):
+        split(source, tmp_path / "out", streams=3, replace=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "refused.jsonl",
+        "stream_000.jsonl",
+        "streams.json",
+    ]
+    assert read(tmp_path / "out", before) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("streams", [0, 513])
+def test_a_number_of_streams_that_cannot_be_is_refused(streams: int, tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b"{}"])
+    with pytest.raises(BadInput, match="is not between 1 and 512"):
+        split(source, tmp_path / "out", streams=streams)
+
+
+def test_a_bucket_is_no_directory_of_this_machine() -> None:
+    with pytest.raises(BadInput, match="out: 'gs://b/x' is not on this machine"):
+        local_path("out", "gs://b/x")
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(BadInput, match="is there already"), new_files([tmp_path / "a"], replace=False):
+        pass
+    with new_files([tmp_path / "a"], replace=True) as (file,):
+        file.line(b"new")
+        assert (tmp_path / "a").read_text() == "old"
+    assert (tmp_path / "a").read_text() == "new\n"
