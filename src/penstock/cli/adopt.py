@@ -13,7 +13,7 @@ from penstock.cli.fleet import looks
 from penstock.cli.naming import meant
 from penstock.cli.ssh import AS_ROOT, VARIABLE, places, run_everywhere
 from penstock.cli.talk import Refused, talking
-from penstock.cli.terminal import note, safe
+from penstock.cli.terminal import many, note, safe
 from penstock.cli.words import SPAN, as_json
 
 CHECK_FAILED = 1
@@ -35,13 +35,15 @@ def adopt(
 
     \b
     tpu adopt my-tpu --zone us-central1-a
-    tpu run --on my-tpu train.py             it is a pool of one slice, under its own name
-    tpu pools rm my-tpu                      let it go; the TPU stays, unless it was adopted with --own
+    tpu run --on my-tpu train.py    it is a pool of one slice, under its name
+    tpu pools rm my-tpu             let it go; with --own it is deleted then
     """
     with talking(stay=True) as client:
         reply = client.adopt(name, zone, own=own)
         where = places(client, meant(client, reply.slice), None, internal)
-        note(safe(f"{name} is slice {reply.slice}; starting the agent on {len(where)} hosts"))
+        note(safe(f"{name} is slice {reply.slice}; starting the agent on {many(len(where), 'host')}"))
+        if not reply.returns:
+            note(safe(f"{name} has a startup script of its own: after a reboot, adopt it again"))
         codes = run_everywhere(where, [AS_ROOT], ssh, user, script=reply.script)
         failed = [place.mark for place, code in codes.items() if code]
         if failed:

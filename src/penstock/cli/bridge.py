@@ -25,6 +25,7 @@ def firestore(log_level: str, **given: object) -> None:
     \b
     tpu bridge firestore --project my-project
     FIRESTORE_EMULATOR_HOST=127.0.0.1:8080 tpu bridge firestore --project demo
+
     Needs an administrator's token, and Google credentials that may write the collection. Run as many as you
     like; each document becomes one job. Ctrl-C stops it; jobs go on, and the next bridge catches up.
     """

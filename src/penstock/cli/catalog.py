@@ -13,6 +13,7 @@ import msgspec
 from penstock.cli import terminal
 from penstock.domain import catalogue
 from penstock.domain.catalogue import Accelerator, Gap, UnknownAccelerator
+from penstock.domain.catalogue_egress import EGRESS_SOURCE
 
 USAGE_ERROR = 2
 """The exit code of a wrong argument, as click uses it."""
@@ -137,3 +138,5 @@ def _echo_sources(accelerators: Sequence[Accelerator]) -> None:
     click.echo("")
     for key, covered in lines.items():
         click.echo(f"{key} ({', '.join(covered)})")
+    moved = EGRESS_SOURCE
+    click.echo(f"copies between regions: {moved.title}, read {moved.read_on}; {moved.note}")

@@ -36,7 +36,9 @@ def clean(older_than: float | None, keep_results: bool, dry_run: bool, as_json: 
     \b
     tpu clean --dry-run           what would go, and how much that is
     tpu clean                     what the policy lets go, now
-    tpu clean --older-than 7d     of a week and more, last checkpoints too: such jobs can be rerun, not resumed
+    tpu clean --older-than 7d     all of a week ago, last checkpoints too
+
+    Jobs that lost their last checkpoint can be rerun, not resumed.
     """
     from penstock.domain.limits import LATE_S
 

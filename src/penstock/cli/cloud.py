@@ -29,8 +29,8 @@ def cloud() -> None:
     """A project at a cloud.
 
     \b
-    tpu cloud selftest --project my-project --zone us-central1-a --budget 5         what it would do and may cost
-    tpu cloud selftest --project my-project --zone us-central1-a --budget 5 --yes   do it
+    tpu cloud selftest --project p --budget 5          what it would do and cost
+    tpu cloud selftest --project p --budget 5 --yes    do it
     """
 
 
@@ -69,6 +69,10 @@ def selftest(
     yes: bool,
 ) -> None:
     """Send the probes of `tpu emulator facts` to a real project and show what differs.
+
+    \b
+    tpu cloud selftest --project p --budget 0 --yes          only what is free
+    tpu cloud selftest quota --project p --budget 5 --yes    facts about quota
 
     With WORDs only rows whose name or text has all of them. Everything made is called penstock-selftest-…, has the
     label penstock-selftest, and is deleted; what an earlier run left is found by them and deleted too. Nothing else is

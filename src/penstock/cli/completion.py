@@ -15,8 +15,8 @@ def completion(context: click.Context, shell: str) -> None:
     """Print the completion script for a shell.
 
     \b
-    eval "$(tpu completion bash)"                               in ~/.bashrc
-    eval "$(tpu completion zsh)"                                in ~/.zshrc, after compinit
+    eval "$(tpu completion bash)"       in ~/.bashrc
+    eval "$(tpu completion zsh)"        in ~/.zshrc, after compinit
     tpu completion fish > ~/.config/fish/completions/tpu.fish
     """
     from click.shell_completion import get_completion_class

@@ -22,21 +22,21 @@ def config() -> None:
 def show(as_json: bool) -> None:
     """Show what holds and who said so: a flag, a variable, a file, or nobody.
 
-    \b
     Files: penstock.toml above the working directory, then the one in ~/.penstock (or $PENSTOCK_HOME).
     [server] is for `tpu serve`; [retention] says how long things are kept (logs, results, checkpoints, jobs,
-    unused, every: 30d, 12h, never), [tpu_vm] which cloud project slices come from; these two and [client]
-    (url, token, token_file) only count in ~/.penstock.
+    unused, every: 30d, 12h, never), [tpu_vm] which cloud project slices come from, [regions] the roots of
+    regions that have their own; these three and [client] (url, token, token_file) only count in ~/.penstock.
     """
     from penstock.client import ApiError
     from penstock.client.settings import find
     from penstock.domain.admission import BadInput
-    from penstock.wiring.settings import load, load_cloud, load_retention, shown
+    from penstock.wiring.settings import load, load_cloud, load_regions, load_retention, shown
 
     try:
         home, values = load(os.environ, directory=Path.cwd())
         policy = load_retention(os.environ)
         cloud = load_cloud(os.environ)
+        regions = load_regions(os.environ)
         client = find()
     except BadInput as error:
         raise click.UsageError(str(error)) from error
@@ -57,6 +57,8 @@ def show(as_json: bool) -> None:
         rows.append((f"retention.{name}", _age(value, as_json), source))
     for name, (value, source) in cloud.items():
         rows.append((f"tpu_vm.{name}", value, source))
+    for name, (value, source) in regions.items():
+        rows.append((f"regions.{name}", value, source))
     if as_json:
         terminal.echo_json([{"name": name, "value": value, "from": source} for name, value, source in rows])
     else:

@@ -38,7 +38,7 @@ def cost(*, job: str | None, by: str, since: float, until: float, limit: int | N
     tpu cost                          jobs of the last 7 days, the largest first
     tpu cost --by user --since 30d    who used it
     tpu cost --by zone                where it stood idle
-    tpu cost JOB                      one job: its parts, its losses, how often it should save
+    tpu cost JOB                      one job, and how often it should save
 
     QUEUED is time that jobs waited for chips; nobody held those, and nobody pays for them.
     """
@@ -61,7 +61,7 @@ def cost(*, job: str | None, by: str, since: float, until: float, limit: int | N
 def _show(page: CostPage) -> None:
     click.echo(f"{moment(page.since)} to {moment(page.until)}")
     rows = [_cells(row) for row in (*page.rows, page.total)]
-    terminal.echo_table((page.by.upper(), *HEADER), rows, right=HEADER)
+    terminal.echo_table((page.by.upper(), *HEADER), rows, right=HEADER, spare=("UNKNOWN", "QUEUED", "SET-UP"))
     if page.total.unpriced_chip_s:
         hours = _hours(page.total.unpriced_chip_s)
         click.echo(

@@ -21,8 +21,10 @@ def doctor(context: click.Context, address: str | None, strict: bool, as_json: b
     """Say which walls stand around jobs here; with --store, check a store.
 
     \b
-    tpu doctor                                    sandbox and limits of this machine
-    tpu doctor --store ~/.penstock/penstock.db    schema, integrity, rows against the log, counters, attempts
+    tpu doctor                                 sandbox and limits of this machine
+    tpu doctor --store ~/.penstock/penstock.db
+
+    Of a store: schema, integrity, rows against the log, counters, attempts.
     """
     if address is None:
         well = _show_walls(as_json) or not strict
@@ -38,7 +40,7 @@ def _show_walls(as_json: bool) -> bool:
     walls = try_walls()
     if as_json:
         found = {"bubblewrap": walls.bubblewrap, "rooms": walls.rooms, "memory": walls.memory, "tasks": walls.tasks}
-        terminal.echo_json({"ok": not walls.missing, **found, "missing": walls.missing})
+        terminal.echo_json({"ok": not walls.missing, **found, "missing": walls.missing, "open": walls.open})
     else:
         for line in walls.lines():
             click.echo(line)

@@ -47,8 +47,10 @@ def emulator(
 
     \b
     tpu emulator --no-vms --port 9090 --bucket my-bucket
-    CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU=http://127.0.0.1:9090/ gcloud compute tpus tpu-vm list --zone=-
-    It asks for no credential. Under /_emulator/tpu/ are history, nodes, faults, happen, capacity, ways and advance.
+    export CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU=http://127.0.0.1:9090/
+    gcloud compute tpus tpu-vm list --zone=-
+
+    It asks for no credential. /_emulator/tpu/ has history, calls, nodes, faults, happen, capacity, ways and advance.
     With VMs (root and bubblewrap) each host of a node runs its startup script in a root and a network of its own.
     """
     if context.invoked_subcommand is not None:
@@ -77,6 +79,7 @@ def gcs(buckets: tuple[str, ...], port: int, directory: Path | None) -> None:
     \b
     tpu emulator gcs my-bucket --port 9023
     STORAGE_EMULATOR_HOST=http://127.0.0.1:9023 tpu serve --root gs://my-bucket
+
     It asks for no credential. POST /_emulator/faults plants faults, GET /_emulator/history tells every change.
     """
     from penstock.domain.admission import BadInput
@@ -95,7 +98,11 @@ def gcs(buckets: tuple[str, ...], port: int, directory: Path | None) -> None:
 def facts(words: tuple[str, ...], as_json: bool, check: bool) -> None:
     """What the emulators do, where each behaviour is known from, and whether the real service was seen to do it.
 
-    With WORDs only rows whose name or text has all of them: tpu emulator facts quota
+    With WORDs only rows whose name or text has all of them.
+
+    \b
+    tpu emulator facts quota
+    tpu emulator facts --check
     """
     import msgspec
 

@@ -18,7 +18,7 @@ from penstock.cli import terminal
 from penstock.cli.cloud_options import cloud_options, wish, zone_words
 from penstock.cli.naming import confirm
 from penstock.cli.talk import Refused, talking
-from penstock.cli.terminal import now_s, safe, span
+from penstock.cli.terminal import many, now_s, safe, span
 from penstock.cli.words import SPAN, as_json
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def fleet(context: click.Context) -> None:
     \b
     tpu fleet create --zones us-central1-a,us-central1-b --per-zone 4 --type v3-8
     tpu fleet status                     how each slice stands
-    tpu fleet recreate                   look for what is broken, and try again, now
+    tpu fleet recreate                   look for what is broken now
     tpu fleet resize --per-zone 6
     tpu fleet delete
     """
@@ -113,14 +113,18 @@ def create(
 
 
 def _sentence(pool: PoolView) -> str:
-    count = f"{pool.per_zone} slices of {pool.accelerator} in each of {', '.join(pool.zones)}"
+    count = f"{many(pool.per_zone or 0, 'slice')} of {pool.accelerator} in each of {', '.join(pool.zones)}"
     return safe(f"{pool.name}: {count}; `tpu fleet status {pool.name}` shows how far they are")
 
 
 @fleet.command(name="list")
 @as_json
 def list_fleets(as_json: bool = False) -> None:
-    """List fleets."""
+    """List fleets, as `tpu fleet` alone does.
+
+    \b
+    tpu fleet list --json
+    """
     with talking() as client:
         found = [_standing(client, pool) for pool in _fleets(client)]
     if as_json:
@@ -142,6 +146,9 @@ def list_fleets(as_json: bool = False) -> None:
 @as_json
 def status(name: str | None, wait: float | None, as_json: bool) -> None:
     """How the fleet NAME stands, slice by slice; without a NAME, all fleets.
+
+    \b
+    tpu fleet status fleet-v3-8 --wait 10m
 
     What is missing is being made, and what is broken is being replaced, without any command.
     """
@@ -183,7 +190,7 @@ def _show(one: Standing) -> None:
         for each in one.slices
     ]
     if rows:
-        terminal.echo_table(("NAME", "STATE", "JOB", "AGE", "SLICE", ""), rows, right=("AGE",))
+        terminal.echo_table(("NAME", "STATE", "JOB", "AGE", "SLICE", ""), rows, right=("AGE",), spare=("AGE",))
     for zone in one.resting:
         click.echo(safe(f"{zone.zone} is asked again in {span(zone.rests_s)}: {zone.why or 'it had nothing'}"))
 
@@ -193,6 +200,9 @@ def _show(one: Standing) -> None:
 @as_json
 def recreate(name: str | None, as_json: bool) -> None:
     """Replace what is broken in the fleet NAME, now, and nothing else.
+
+    \b
+    tpu fleet recreate fleet-v3-8
 
     Broken slices are replaced by themselves; this looks at every zone at once, and tries those again that were left
     alone because they had no capacity.
@@ -217,7 +227,12 @@ def recreate(name: str | None, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask before slices go.")
 @as_json
 def resize(name: str | None, per_zone: int | None, zones: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Change how many slices the fleet NAME has in each zone, or where it is. Slices in use finish their job first."""
+    """Change how many slices the fleet NAME has in each zone, or where it is. Slices in use finish their job first.
+
+    \b
+    tpu fleet resize fleet-v3-8 --per-zone 2 --yes
+    tpu fleet resize --zones us-central1-a
+    """
     chosen = zone_words(zones)
     if per_zone is None and not chosen:
         raise click.UsageError("give --per-zone, --zones or both")
@@ -227,7 +242,7 @@ def resize(name: str | None, per_zone: int | None, zones: tuple[str, ...], yes: 
         assert count is not None
         kept = [zone for zone in old.zones if not chosen or any(fnmatchcase(zone, word) for word in chosen)]
         if count < (old.per_zone or 0) or len(kept) < len(old.zones):
-            confirm(f"{old.name}: of {old.slices} slices at most {count * len(kept)} stay. Go on?", yes)
+            confirm(f"{old.name}: of {many(old.slices, 'slice')} at most {count * len(kept)} stay. Go on?", yes)
         made = client.put_pool(old.name, _request(old, zones=chosen or old.zones, per_zone=count))
     if as_json:
         terminal.echo_json(made)
@@ -248,19 +263,23 @@ def _request(pool: PoolView, **changes: Any) -> PoolRequest:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait", type=SPAN, metavar="TIME", help="Stay until all is gone; exit code 1 if it is not by then.")
 def delete(name: str | None, yes: bool, wait: float | None) -> None:
-    """Delete the fleet NAME and all its slices. Those in use finish their job first; `tpu cancel` ends jobs."""
+    """Delete the fleet NAME and all its slices. Those in use finish their job first; `tpu cancel` ends jobs.
+
+    \b
+    tpu fleet delete fleet-v3-8 --yes --wait 10m
+    """
     with talking(stay=wait is not None) as client:
         meant = _meant(client, name)
         busy = sum(each.job is not None for each in client.slices() if each.pool == meant.name)
         used = f", {busy} of them in use" if busy else ""
-        confirm(f"Delete {meant.name} with {meant.slices} slices{used}?", yes)
+        confirm(f"Delete {meant.name} with {many(meant.slices, 'slice')}{used}?", yes)
         client.delete_pool(meant.name)
         for left in looks(wait, lambda: [each for each in client.slices() if each.pool == meant.name]):
             if not left:
                 break
         else:
             if wait is not None:
-                raise Refused(f"{len(left)} slices of {meant.name} are still there", CHECK_FAILED)
+                raise Refused(f"{meant.name}: {many(len(left), 'slice')} still there", CHECK_FAILED)
     click.echo(safe(f"{meant.name} is deleted" + ("" if wait is not None else "; `tpu slices` shows what still goes")))
 
 

@@ -19,6 +19,7 @@ import click
 from typing_extensions import override
 
 from penstock.cli import terminal
+from penstock.cli.naming import meant
 from penstock.cli.talk import talking
 from penstock.cli.terminal import now_s, safe, span
 from penstock.cli.words import SPAN, as_json
@@ -114,7 +115,7 @@ def find(*, pattern: str, spot: bool | None, free: bool, zone: str | None, as_cs
         click.echo("no such slices")
     else:
         header = ("SLICE", "ACCELERATOR", "SPOT", "ZONE", "POOL", "STATUS", "WHO", "SINCE", "UNTIL", "WHAT")
-        terminal.echo_table(header, [_row(each) for each in found])
+        terminal.echo_table(header, [_row(each) for each in found], spare=("POOL", "SPOT", "ZONE"))
 
 
 def _meant(pattern: str, accelerator: str) -> bool:
@@ -189,15 +190,13 @@ def _stamp(at: float | None) -> str:
 
 
 def _target(word: str) -> tuple[str | None, str | None]:
-    """(slice, None) or (None, pool): `pool:NAME`, a slice's id or title, else the pool of that name."""
+    """(slice, None) or (None, pool): `pool:NAME`, the pool of that name, else a slice by its id or its name."""
     if word.startswith("pool:"):
         return None, word.removeprefix("pool:")
-    if word.startswith("slice:"):
-        return word.removeprefix("slice:"), None
     with talking() as client:
         if any(word == pool.name for pool in client.pools()):
             return None, word
-    return word, None
+        return meant(client, word.removeprefix("slice:")).id, None
 
 
 @click.command()
@@ -227,7 +226,12 @@ def reserve(*, target: str, until: float, note: str, user: str | None, as_json: 
 @click.command()
 @click.argument("target", metavar="SLICE|POOL")
 def release(target: str) -> None:
-    """Give back what you reserved."""
+    """Give back what you reserved.
+
+    \b
+    tpu release tpu-us-central1-a-0      a slice, by its name or id
+    tpu release pool:big                 a pool
+    """
     slice, pool = _target(target)
     with talking() as client:
         client.release(slice, pool=pool)

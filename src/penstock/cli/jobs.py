@@ -129,7 +129,11 @@ def show(job: str, as_json: bool) -> None:
     terminal.echo_facts(facts)
     if view.attempts:
         click.echo("")
-        terminal.echo_table(ATTEMPTS, [_attempt_row(number, each) for number, each in enumerate(view.attempts, 1)])
+        rows = [_attempt_row(number, each) for number, each in enumerate(view.attempts, 1)]
+        terminal.echo_table(ATTEMPTS, rows, spare=("HOSTS", "STAGE", "STARTED", "ID", "STATE"))
+    for number, each in enumerate(view.attempts, 1):
+        if each.copied is not None:
+            click.echo(f"attempt {number}: {safe(each.copied.told)}")
     if view.error is not None:
         click.echo("")
         text = view.error.traceback or f"{view.error.type}: {view.error.message}"
@@ -243,7 +247,11 @@ def _place(folder: Path, name: str) -> Path:
 @click.argument("job", type=JOB)
 @as_json
 def why(job: str, as_json: bool) -> None:
-    """Say why a job is not running, and what would help."""
+    """Say why a job is not running, and what would help.
+
+    \b
+    tpu why j01m7
+    """
     with talking() as client:
         answer = client.why(job)
     if as_json:

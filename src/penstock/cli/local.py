@@ -21,7 +21,7 @@ def local() -> None:
     \b
     tpu local ls                                list them
     tpu local preempt s0abc                     take one away without a word
-    tpu local preempt s0abc --notice 30s        with a notice, as spot machines give
+    tpu local preempt s0abc --notice 30s        with a notice
     """
 
 

@@ -100,7 +100,7 @@ def logs(job: str, follow: bool, host: int | None, stream: str | None, attempt: 
     """Show what a job wrote.
 
     \b
-    tpu logs j01                    all of it: stdout to stdout, stderr and logger lines to stderr
+    tpu logs j01                    all of it, each stream as its own
     tpu logs -f j01                 and what comes, until the job has ended
     tpu logs j01 --stream out > x   exactly the bytes of its standard output
 

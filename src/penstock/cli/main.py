@@ -49,6 +49,7 @@ class LazyCommand(NamedTuple):
 
 
 RUN = "Run"
+EXTRACT = "Extract activations"
 LOOK = "Look at jobs"
 CHANGE = "Change jobs"
 CAPACITY = "Capacity"
@@ -61,6 +62,8 @@ PROVE = "Prove"
 COMMANDS: dict[str, LazyCommand] = {
     "run": LazyCommand("penstock.cli.run:run", "Freeze a directory, run a program on it, show its logs.", RUN),
     "exec": LazyCommand("penstock.cli.execute:execute", "Run a snippet of Python and print its result.", RUN),
+    "extract": LazyCommand("penstock.cli.extract:extract", "A model's activations over a dataset, each once.", EXTRACT),
+    "dataset": LazyCommand("penstock.cli.dataset:dataset", "Data for extraction: inspect, split, grids.", EXTRACT),
     "ps": LazyCommand("penstock.cli.jobs:ps", "List jobs.", LOOK),
     "watch": LazyCommand("penstock.cli.watch:watch", "Keep the list of jobs on the screen.", LOOK),
     "monitor": LazyCommand("penstock.cli.monitor:monitor", "Everything on one screen, live: slices, jobs, logs.", LOOK),
@@ -119,13 +122,18 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
 }
 
-# One of a kind, as people say it when they make one.
-OTHER_NAMES = {"pool": "pools", "fleets": "fleet", "check-status": "slices", "reapply": "restart"}
+# One of a kind, as people say it when they make one; and words of the older tool for what is the same.
+OTHER_NAMES = {
+    "pool": "pools",
+    "fleets": "fleet",
+    "apply": "pools create",
+    "check-status": "slices",
+    "reapply": "restart",
+}
 
 # What the older `tpu` tool called it; docs/howto/from-tpu-manager.md has the whole table.
 FORMER_NAMES = {
     "add-tag": "tag",
-    "apply": "pools create",
     "check": "ps",
     "check-rules": "rules",
     "clear-all": "ps --state live",
@@ -160,6 +168,12 @@ EXTRA_OF_MODULE = {
     "google": "firestore",
     "grpc": "firestore",
     "textual": "tui",
+    "jax": "extract",
+    "ml_dtypes": "extract",
+    "numpy": "extract",
+    "pyarrow": "extract",
+    "tokenizers": "extract",
+    "jinja2": "extract",
 }
 
 # Set to 1 to see the full trace of a fault instead of one line.
@@ -175,13 +189,17 @@ class LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(OTHER_NAMES.get(cmd_name, cmd_name))
+        name, *inner = OTHER_NAMES.get(cmd_name, cmd_name).split()
+        entry = COMMANDS.get(name)
         if entry is None:
             return None
         module_name, _, attribute = entry.target.partition(":")
         command = getattr(import_module(module_name), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is a {type(command).__name__}, not a click command")
+        for word in inner:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
         return command
 
     @override

@@ -34,7 +34,7 @@ def monitor(once: bool, words: str, job: str | None, since: float, as_json: bool
     """Watch slices, jobs, queues, events and a log on one screen, live.
 
     \b
-    tpu monitor                        q leaves; Tab and 1-4 change the list, arrows the row
+    tpu monitor                        q leaves; Tab and 1-4 change the list
     tpu monitor --filter 'us-east1 ada'
     tpu monitor --once                 one frame as text; --json as data
 

@@ -17,7 +17,7 @@ from penstock.cli.cloud_options import MOUNT
 from penstock.cli.cloud_options import mount as parsed
 from penstock.cli.ssh import AS_ROOT, VARIABLE, all_places, run_everywhere
 from penstock.cli.talk import Refused, talking
-from penstock.cli.terminal import note, safe
+from penstock.cli.terminal import many, note, safe
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -88,6 +88,6 @@ def _mount_now(client: Client, pool: PoolView, mounts: list[Mount], ssh: str | N
     if not mounts or not ready:
         return []
     where = all_places(client, ready, inside=False)
-    note(f"mounting on {len(where)} hosts of {len(ready)} slices")
+    note(f"mounting on {many(len(where), 'host')} of {many(len(ready), 'slice')}")
     codes = run_everywhere(where, [AS_ROOT], ssh, user, script=script)
     return [place.mark for place, code in codes.items() if code]

@@ -12,7 +12,7 @@ import click
 from penstock.cli import terminal
 from penstock.cli.naming import confirm, meant
 from penstock.cli.talk import talking
-from penstock.cli.terminal import moment, now_s, safe, span
+from penstock.cli.terminal import many, moment, now_s, safe, span
 from penstock.cli.words import as_json
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 @click.argument("slice")
 @as_json
 def describe(slice: str, as_json: bool) -> None:
-    """All that is known of SLICE: its id, enough of it, or its place in a fleet (tpu-us-central1-a-0)."""
+    """All that is known of SLICE: its id, enough of it, or its place in a fleet.
+
+    \b
+    tpu describe tpu-us-central1-a-0
+    tpu describe s01m7 --json
+    """
     import msgspec
 
     with talking() as client:
@@ -45,7 +50,7 @@ def _facts(each: SliceView, hosts: Sequence[HostView]) -> list[tuple[str, str]]:
         ("state", terminal.state(each.state)),
         ("why", safe(each.why)),
         ("hosts now", safe(each.arriving)),
-        ("accelerator", f"{each.accelerator}, {each.chips} chips on {each.hosts} hosts"),
+        ("accelerator", f"{each.accelerator}, {many(each.chips, 'chip')} on {many(each.hosts, 'host')}"),
         ("bought", "spot" if each.spot else ""),
         ("pool", safe(each.pool)),
         ("zone", safe(f"{each.zone} ({each.provider})")),
@@ -67,6 +72,10 @@ def _facts(each: SliceView, hosts: Sequence[HostView]) -> list[tuple[str, str]]:
 @as_json
 def restart(slice: str, now: bool, yes: bool, as_json: bool) -> None:
     """Put another slice in the place of SLICE, which is deleted.
+
+    \b
+    tpu restart tpu-us-central1-a-0           when its job has ended
+    tpu restart s01m7 --now --yes             at once; its job goes on elsewhere
 
     A job on it ends first; with --now it is stopped, as with a notice of preemption, and goes on on another slice. What
     is broken is replaced by itself: this is for what only you know to be wrong.

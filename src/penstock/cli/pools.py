@@ -31,7 +31,7 @@ def pools(context: click.Context, as_json: bool) -> None:
     \b
     tpu pools                                             list them
     tpu pools set big --on v5e-8 --max 4                  make or change one
-    tpu pool create spot --type v5e-8 --zones us-* --max 40 --spot      slices of a cloud
+    tpu pool create spot --type v5e-8 --zones 'us-*' --max 40 --spot
     tpu pools rm big                                      remove it
     """
     if context.invoked_subcommand is not None:
@@ -56,7 +56,8 @@ def pools(context: click.Context, as_json: bool) -> None:
             )
             for pool in found
         ]
-        terminal.echo_table(("NAME", "ACCELERATOR", "PROVIDER", "ZONES", "SLICES", "BOUGHT", "IDLE", "TEAM"), rows)
+        header = ("NAME", "ACCELERATOR", "PROVIDER", "ZONES", "SLICES", "BOUGHT", "IDLE", "TEAM")
+        terminal.echo_table(header, rows, spare=("TEAM", "PROVIDER", "IDLE"))
 
 
 @pools.command(name="set")
@@ -69,6 +70,9 @@ def pools(context: click.Context, as_json: bool) -> None:
 @click.option("--min", "least", type=int, default=0, show_default=True, help="Slices kept, wanted or not.")
 @click.option("--max", "most", type=int, default=1, show_default=True, help="Slices at most.")
 @click.option("--idle", type=SPAN, default="10m", show_default=True, help="How long an unused slice is kept.")
+@click.option(
+    "--race", type=int, metavar="N", help="Ask N zones at once, keep the slice that is ready first.  [default: 1]"
+)
 @cloud_options
 @as_json
 def set_pool(
@@ -82,6 +86,7 @@ def set_pool(
     kind: str | None,
     reservation: str | None,
     idle: float,
+    race: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -89,7 +94,8 @@ def set_pool(
 
     \b
     tpu pools set big --on v5e-8 --max 4
-    tpu pool create spot --type v5e-8 --zones us-*,europe-west4-a --max 40 --spot --idle 10m
+    tpu pool create spot --type v5e-8 --zones 'us-*' --max 40 --spot --idle 10m
+    tpu pool create fast --type v5e-8 --zones 'us-*' --race 3    the first of 3
     """
     from penstock.wire.api import PoolRequest
 
@@ -105,8 +111,9 @@ def set_pool(
         spot=kind in ("spot", "preemptible"),
         idle_s=idle,
         cloud=wish(kind, reservation, options) if maker != "local" else None,
+        race=race,
     )
-    if maker == "local" and (kind not in (None, "spot") or reservation or any(options.values())):
+    if maker == "local" and (kind not in (None, "spot") or reservation or race or any(options.values())):
         raise click.UsageError("these options are for slices of a cloud; name its zones with --zones")
     with talking(start=True) as client:
         pool = client.put_pool(name, request)
@@ -114,6 +121,8 @@ def set_pool(
         terminal.echo_json(pool)
     else:
         where = f" in {', '.join(pool.zones)}" if cloudy else ""
+        if pool.race > 1:
+            where += f", {min(pool.race, len(pool.zones))} zones at once"
         click.echo(f"{safe(pool.name)}: {pool.min} to {pool.max} slices of {pool.accelerator}{safe(where)}")
 
 
@@ -123,7 +132,11 @@ pools.add_command(set_pool, "create")
 @pools.command(name="rm")
 @click.argument("name")
 def remove_pool(name: str) -> None:
-    """Remove the pool NAME; its slices go when their jobs have ended."""
+    """Remove the pool NAME; its slices go when their jobs have ended.
+
+    \b
+    tpu pools rm spot
+    """
     with talking() as client:
         client.delete_pool(name)
 
@@ -138,7 +151,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     tpu queues                                     list them
     tpu queues set night --quota 64 --weight 2     make or change one
     tpu queues set night --paused                  nothing of it starts
-    tpu queues set night --budget 500usd/month     nothing new starts once that is spent
+    tpu queues set night --budget 500usd/month     nothing new once that is spent
     tpu queues rm night                            remove it, once no job is in it
     """
     if context.invoked_subcommand is not None:
@@ -237,7 +250,12 @@ def slices(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """List slices: what there is, who uses it, what is free."""
+    """List slices: what there is, who uses it, what is free.
+
+    \b
+    tpu slices --pool spot
+    tpu slices --state creating       how far the hosts of new slices are
+    """
     with talking() as client:
         found = [each for each in chosen_slices(client, user, state, tag, since) if pool in (None, each.pool)]
     if as_csv:
@@ -254,7 +272,9 @@ def slices(
         if any(each.title not in ("", each.id) for each in found):
             header = ("NAME", *header)
             rows = [(safe(each.title or each.id), *row) for each, row in zip(found, rows, strict=True)]
-        terminal.echo_table(header, rows, right=("HOSTS",))
+        # A slice that has a name is known by it; one that has none shows its id as its name.
+        spare = ("HOSTS", "SPOT", "POOL", *(["ID"] if header[0] == "NAME" else []), "ZONE")
+        terminal.echo_table(header, rows, right=("HOSTS",), spare=spare)
 
 
 def chosen_slices(

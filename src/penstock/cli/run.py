@@ -78,8 +78,8 @@ def run(
     """Run a program on frozen files and stay with it.
 
     \b
-    tpu run train.py lr=0.01 bs=256              the default capacity, aliases expanded
-    tpu run --on v5e-8 --dir 2 train.py          a numbered directory, one accelerator
+    tpu run train.py lr=0.01 bs=256              aliases are expanded
+    tpu run --on v5e-8 --dir 2 train.py          a numbered directory
     tpu run --on 'v5e-*,v4-8' --spot train.py    the first that can be had
     tpu run --array 0-9%3 train.py seed={index}  ten jobs, three at once
     tpu run --detach -- bash -c 'make && ./go'   any command, and do not stay

@@ -29,19 +29,20 @@ def serve(**flags: object) -> None:
     """Run the server here: API, controller and local slices in one process.
 
     \b
-    tpu serve                                   SQLite and a directory under ~/.penstock
+    tpu serve                  SQLite and a directory under ~/.penstock
     tpu serve --store postgresql:///penstock --root gs://bucket/penstock
-                                                for a team; run several and one leads
+
+    With PostgreSQL and a bucket several may run; one leads.
+
     Every option may also stand in penstock.toml under [server], or in a variable such as PENSTOCK_STORE;
     `tpu config show` says what holds. Ctrl-C stops it; running jobs go on and wait for the next one.
     """
     from penstock.domain.admission import BadInput
-    from penstock.wiring.settings import load, load_cloud, load_retention, server_settings, shown
+    from penstock.wiring.settings import load, load_cloud, load_regions, load_retention, server_settings, shown
 
     try:
-        settings = server_settings(
-            *load(os.environ, flags, Path.cwd()), load_retention(os.environ), load_cloud(os.environ)
-        )
+        own = (load_retention(os.environ), load_cloud(os.environ), load_regions(os.environ))
+        settings = server_settings(*load(os.environ, flags, Path.cwd()), *own)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     from penstock.wiring.serve import log_to_stderr, run

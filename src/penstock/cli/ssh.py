@@ -21,7 +21,7 @@ import click
 
 from penstock.cli.naming import meant
 from penstock.cli.talk import Refused, talking
-from penstock.cli.terminal import note, safe
+from penstock.cli.terminal import many, note, safe
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -48,7 +48,7 @@ def places(client: Client, slice: SliceView, host: int | None, inside: bool) -> 
     """The hosts of a slice, or one of them."""
     found = client.hosts(slice.id)
     if host is not None and host >= slice.hosts:
-        raise Refused(f"host: slice {slice.id} has {slice.hosts} hosts, 0 to {slice.hosts - 1}", NOT_FOUND)
+        raise Refused(f"host: slice {slice.id} has {many(slice.hosts, 'host')}, 0 to {slice.hosts - 1}", NOT_FOUND)
     if slice.provider == "local":
         advice = f"`tpu run --on slice:{slice.id} -- COMMAND` runs there"
         raise Refused(f"slice {slice.id} has no machine of its own: it is on the server's; {advice}", NOT_AVAILABLE)
@@ -171,10 +171,10 @@ def ssh(
     """Enter a host of SLICE, or run a command on all of its hosts.
 
     \b
-    tpu ssh tpu-us-central1-a-0                      a shell on host 0
-    tpu ssh s0abc -- uptime                           on every host, at once; lines begin with the host
-    tpu ssh fleet-v3-8 -- uptime                     on every host of a fleet or pool
-    tpu ssh s0abc --host 3 -- 'df -h | tail -1'      one word is a line for the host's shell
+    tpu ssh tpu-us-central1-a-0                    a shell on host 0
+    tpu ssh s0abc -- uptime                        on every host at once
+    tpu ssh fleet-v3-8 -- uptime                   of a whole fleet or pool
+    tpu ssh s0abc --host 3 -- 'df -h | tail -1'    a line for the host's shell
 
     Your own ssh is used: your key must be known to the project (`gcloud compute config-ssh`) or to the hosts.
     """

@@ -56,6 +56,11 @@ def span(seconds: float) -> str:
     return f"{int(whole // DAY_S)}d"
 
 
+def many(count: int, what: str) -> str:
+    """1 host, 2 hosts."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def moment(at: float | None) -> str:
     """A point in time in the reader's zone, with the zone."""
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
@@ -94,10 +99,52 @@ def echo_json_line(value: object) -> None:
     click.echo(msgspec.json.encode(value).decode())
 
 
-def echo_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> None:
-    """Columns of text; those named in `right` stand to the right."""
+def echo_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = (), spare: Sequence[str] = ()
+) -> None:
+    """Columns of text; those named in `right` stand to the right. On a narrow terminal `spare` ones go, in turn."""
+    rows = list(rows)
+    if sys.stdout.isatty():
+        header, rows = fitted(header, rows, spare, shutil.get_terminal_size().columns)
     for line in table(header, rows, right=right):
         click.echo(line)
+
+
+def fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], columns: int
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """A table whose lines are no longer than `columns`, if it can be: without columns that say nothing, then without
+    `spare` ones, at last with a plain column cut short: the last one, which explains, or else the widest."""
+    silent = [title for index, title in enumerate(header) if all(row[index] in ("", "-") for row in rows)]
+    for title in (*silent, *spare):
+        if _width(header, rows) <= columns:
+            break
+        kept = [index for index, each in enumerate(header) if each != title]
+        header, rows = [header[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    over = _width(header, rows) - columns
+    longest = {
+        index: max(len(row[index]) for row in rows)
+        for index in range(len(header))
+        if all("\x1b" not in row[index] for row in rows)
+    }
+    if over > 0 and longest:
+        last = len(header) - 1
+        cut = last if longest.get(last, 0) - over >= _CUT_MIN else max(longest, key=lambda index: longest[index])
+        room = max(_CUT_MIN, longest[cut] - over)
+        rows = [[*row[:cut], _cut(row[cut], room), *row[cut + 1 :]] for row in rows]
+    return header, rows
+
+
+_CUT_MIN = 8
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    widths = [max(len(click.unstyle(line[index])) for line in (header, *rows)) for index in range(len(header))]
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> Iterator[str]:

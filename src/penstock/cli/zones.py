@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 def zones(accelerator: str | None, as_json: bool) -> None:
     """Where slices can be had: odds, time to ready, life, price, and zones that rest.
 
+    \b
+    tpu zones --type v5e-8
+
     Of zones that pools name. ODDS is how likely the next request is granted; LIFE how long slices stayed that were
     taken away. A zone that refused is asked again when its REST is over.
     """

@@ -57,7 +57,7 @@ async def adopt(service: Service, call: Call) -> AdoptReply:
         script = adopter.script(slice)
     except CapacityError as error:
         raise Refusal("unavailable", f"slice {slice.id}: {error}") from error
-    return AdoptReply(slice=slice.id, pool=slice.pool, hosts=slice.hosts, script=script)
+    return AdoptReply(slice=slice.id, pool=slice.pool, hosts=slice.hosts, script=script, returns=not found.script)
 
 
 async def _find(adopter: Adopter, request: AdoptRequest) -> Existing:
@@ -101,12 +101,12 @@ async def _take(service: Service, call: Call, adopter: Adopter, found: Existing,
         cloud=CloudWish(kind=SPOT if found.spot else ON_DEMAND),
         adopted=True,
     )
-    own, machine = call.given(AdoptRequest).own, secrets.token_hex(8)
+    own = call.given(AdoptRequest).own
     audit.info("%s/%s adopts TPU %s", call.user.team, call.user.name, found.name)
-    slice = await service.found_fitting(service.commands(call.user).adopt(pool, machine))
+    slice = await service.found_fitting(service.commands(call.user).adopt(pool, secrets.token_hex(8)))
     try:
         async with asyncio.timeout(limits.CALL_TIMEOUT_S):
-            await adopter.take(found, slice.id, machine, own=own)
+            await adopter.take(found, slice, own=own)
     except (CapacityError, TimeoutError) as error:
         # Its slice will be found to be absent, and buried; the pool goes now, so that the name is free.
         await service.commands(call.user).delete_pool(pool.name)

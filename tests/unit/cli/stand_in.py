@@ -237,7 +237,8 @@ class StandIn:
 
     def _put_pool(self, name: str, *, body: bytes, **_: Any) -> tuple[int, str, bytes]:
         wanted = msgspec.json.decode(body, type=api.PoolRequest)
-        self.pools[name] = msgspec.convert({**msgspec.to_builtins(wanted), "name": name, "team": "lab"}, api.PoolView)
+        shown = {**msgspec.to_builtins(wanted), "name": name, "team": "lab", "race": wanted.race or 1}
+        self.pools[name] = msgspec.convert(shown, api.PoolView)
         return _json(self.pools[name])
 
     def _pool(self, name: str, **_: Any) -> tuple[int, str, bytes]:

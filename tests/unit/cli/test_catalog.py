@@ -66,6 +66,7 @@ def test_the_plain_table_is_aligned_and_tells_its_sources() -> None:
     assert "zones:" in sources
     assert "v6e in us-central1" in sources
     assert "read 2026-11-15" in sources
+    assert "copies between regions:" in sources
 
 
 def test_one_name_shows_its_other_spellings() -> None:

@@ -95,6 +95,7 @@ def test_csv_has_a_line_per_slice_and_no_formulas(server: StandIn, capsys: pytes
 
 def test_reserve_and_release_a_slice_or_a_pool(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     server.pool("big", "v5e-8")
+    server.slices += [a_slice("s1"), a_slice("s2", title="tpu-us-a-0")]
     assert run(["reserve", "s1", "--until", "2h", "--note", "demo"]) == 0
     asked = server.reservations["slices", "s1"]
     assert (asked.for_s, asked.note, asked.user) == (7200.0, "demo", None)
@@ -104,6 +105,10 @@ def test_reserve_and_release_a_slice_or_a_pool(server: StandIn, capsys: pytest.C
     assert server.reservations["pools", "big"].for_s == 12 * 3600.0
     assert run(["release", "big"]) == 0
     assert run(["release", "slice:s1"]) == 0
+    assert run(["reserve", "tpu-us-a-0"]) == 0  # as `tpu find` shows it
+    assert list(server.reservations) == [("slices", "s2")]
+    assert run(["release", "tpu-us-a-0"]) == 0
+    assert run(["reserve", "tpu-us-a-9"]) == 5
     assert server.reservations == {}
     assert run(["reserve", "pool:other", "--until", "soon"]) == 2
 

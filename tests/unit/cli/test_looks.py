@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from penstock.cli import terminal
@@ -143,3 +144,17 @@ def test_watch_writes_changes_where_there_is_no_terminal(
         _tell(lambda: looks.pop(0), 1.0)
     told = [line.split("  ")[1:3] for line in capsys.readouterr().out.splitlines()]
     assert told == [["j1", "queued"], ["j1", "running"], ["j2", "queued"], ["j1", "failed (oom)"]]
+
+
+def test_a_table_fits_a_narrow_terminal() -> None:
+    header = ("NAME", "ZONES", "SPOT", "TEAM")
+    rows = [("first", "us-a,us-b,us-c", "-", "default"), ("second", "us-a", "-", "default")]
+    assert terminal.fitted(header, rows, ("TEAM",), 80) == (header, rows)
+    narrower, short = terminal.fitted(header, rows, ("TEAM",), 32)
+    assert (list(narrower), short[1]) == (["NAME", "ZONES", "TEAM"], ["second", "us-a", "default"])
+    narrowest, short = terminal.fitted(header, rows, ("TEAM",), 16)
+    assert (list(narrowest), short) == (["NAME", "ZONES"], [["first", "us-a,us…"], ["second", "us-a"]])
+    explained = [("first", "a reason that is long"), ("the second", "none")]
+    assert terminal.fitted(("NAME", ""), explained, (), 24)[1][0] == ["first", "a reason th…"]
+    assert max(len(click.unstyle(line)) for line in terminal.table(narrowest, short)) == 16
+    assert terminal.fitted(("A",), [("\x1b[31mred red red\x1b[0m",)], (), 3)[1] == [("\x1b[31mred red red\x1b[0m",)]

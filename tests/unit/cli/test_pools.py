@@ -34,6 +34,15 @@ def test_pools_are_made_listed_and_removed(server: StandIn, capsys: pytest.Captu
     assert server.pools == {}
 
 
+def test_a_pool_may_race_zones(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pool", "create", "fast", "--type", "v5e-8", "--zones", "a,b,c", "--max", "4", "--race", "2"]) == 0
+    assert server.pools["fast"].race == 2
+    assert capsys.readouterr().out == "fast: 0 to 4 slices of v5e-8 in a, b, c, 2 zones at once\n"
+    assert run(["pool", "create", "here", "--type", "v5e-8", "--race", "2"]) == 2
+    assert "name its zones with --zones" in capsys.readouterr().err
+    assert run(["pool", "create", "fast", "--type", "v5e-8", "--zones", "a,b", "--race", "many"]) == 2
+
+
 def test_queues_are_made_and_listed(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["queues", "set", "night", "--weight", "2", "--quota", "64", "--paused"]) == 0
     queue = server.queues["night"]

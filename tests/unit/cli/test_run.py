@@ -11,6 +11,7 @@ import pytest
 from penstock.cli.main import run
 from penstock.client.client import Client
 from penstock.wire.api import CommandRequest, ErrorView, LogChunk
+from penstock.wiring import embedded
 from tests.unit.cli.stand_in import StandIn, chunk, outcome
 
 
@@ -255,7 +256,6 @@ def test_a_whole_home_is_not_frozen_by_accident(
 def test_without_a_server_the_embedded_one_is_started(
     home: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    embedded = pytest.importorskip("penstock.wiring.embedded")
     started = []
 
     def start() -> str:
