@@ -54,6 +54,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return given
 
 
+def _token(given: argparse.Namespace) -> str:
+    """The join token; none on a host that has joined before, and has thrown it away."""
+    try:
+        return str(given.token_file.read_text().strip())
+    except FileNotFoundError:
+        if (given.state / "credential.json").is_file():
+            return ""
+        raise
+
+
 async def _run(given: argparse.Namespace, token: str) -> None:
     from penstock.agent import record
     from penstock.agent.host import Host, Place
@@ -68,6 +78,8 @@ async def _run(given: argparse.Namespace, token: str) -> None:
     place = Place(slice=given.slice, host=given.host, provider_id=given.provider_id)
     host = Host(place, state, Link(given.server), SystemClock(), kept)
     host.metadata = given.metadata
+    if given.metadata:  # a machine of a cloud: its startup script wrote the file, and writes it anew at each boot
+        host.token_file = given.token_file
     agent = Agent(host, token)
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,8 +101,7 @@ def main(argv: list[str]) -> int:
 
     try:
         given.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        token = given.token_file.read_text().strip()
-        asyncio.run(_run(given, token))
+        asyncio.run(_run(given, _token(given)))
     except Unjoined as refused:
         sys.stderr.write(f"the server will not have this host: {refused}\n")
         return EXIT_REFUSED

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock.agent.checkpoint_looks import Changed, Entry, Looks, Stamp, entries, stamp_of
-from penstock.agent.link import BYTES_S, Link, Refused, Silent
+from penstock.agent.link import BYTES_S, Coming, Link, Refused, Silent
 from penstock.domain import limits
 from penstock.domain.custody import Launch
 from penstock.wire.agent import PiecesQuery, PiecesReply, Saved, SavedFile
@@ -388,6 +388,8 @@ async def patiently(call: Callable[[], Awaitable[T]], within_s: float = math.inf
         except Refused as refused:
             if refused.status != 401:
                 raise
+        except Coming:
+            until = time.monotonic() + within_s  # it answers, and is at work for us
         except Silent as silent:
             if time.monotonic() >= until:
                 raise TooSilent(f"the server did not answer for {within_s:.0f} s: {silent}") from silent

@@ -50,6 +50,7 @@ class Host:
         self.keeping = Keeping(state)
         self.root: str | None = None
         self.metadata = ""  #: address of the platform's metadata server, where there is one
+        self.token_file: Path | None = None  #: thrown away once this host has a credential
         self.address = ""  #: where other hosts reach this one, as the platform says
         self.env: Mapping[str, str] = dict(os.environ)
         self._bucket: Objects | None = None

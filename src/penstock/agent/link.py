@@ -32,6 +32,10 @@ class Silent(Exception):
     """The server did not answer, or said that it cannot now."""
 
 
+class Coming(Silent):
+    """The server is at it: what was asked for is on its way, and asking again is not in vain."""
+
+
 class Refused(Exception):
     """The server understood and said no."""
 
@@ -179,6 +183,8 @@ class Link:
         if status < 300:
             return data
         problem = _problem(status, data)
+        if problem.code == "copying":
+            raise Coming(problem.detail)
         if status in _AGAIN:
             raise Silent(f"{problem.status} {problem.code}: {problem.detail}")
         raise Refused(problem)

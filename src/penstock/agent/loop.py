@@ -130,6 +130,9 @@ class Agent:
 
     def _take(self, joined: Joined) -> None:
         self._host.link.credential, self._host.root = joined.credential, joined.root
+        if self._host.token_file is not None:
+            # It is spent, or about to be, and payloads have no business with it.
+            self._host.token_file.unlink(missing_ok=True)
 
     async def _join(self) -> None:
         place = self._host.place
@@ -141,7 +144,8 @@ class Agent:
             token=self._token,
         )
         joined = await self._host.link.ask("POST", "/v1/agent/join", wanted, Joined)
-        record.save(self._credential_file, msgspec.json.encode(joined), sync=False)
+        # For good: the token serves once, so that after a power cut there would be no other way back.
+        record.save(self._credential_file, msgspec.json.encode(joined), sync=True)
         self._take(joined)
 
     # --- syncing ---
@@ -165,7 +169,10 @@ class Agent:
                 logger.info("the server is silent: %s", silent)
             except Refused as refused:
                 logger.warning("the server refuses: %s", refused)
-                self._host.link.credential = ""
+                if self._host.link.credential:
+                    self._host.link.credential = ""  # perhaps it was never this server's: then joining helps
+                else:
+                    self._load_credential()  # the token serves once: what it got us is all there is
                 now = self._host.clock.steady()
                 refused_since = now if refused_since is None else refused_since
                 if not self._courses and now - refused_since >= limits.JOIN_TIMEOUT_S:

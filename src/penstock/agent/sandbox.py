@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 PROBE_S = 10.0
 TRIES, TRY_AGAIN_S = 4, 0.5
 _TMP = Path("/tmp")
+_PRODUCT = Path("/sys/class/dmi/id/product_name")  #: what kind of machine this is
 #: Rights the warm parent needs to divide its own sandbox into rooms; they count only inside it.
 ROOM_RIGHTS = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT")
 #: Below a home directory: where people and their tools keep credentials.
@@ -55,6 +56,7 @@ class Walls(msgspec.Struct, frozen=True, kw_only=True):
     tasks: bool = False  #: whether a limit of processes is kept
     root: bool = False
     missing: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()  #: what no wall here could close, and what to do instead
 
     def lines(self) -> list[str]:
         """For people: one line per wall."""
@@ -64,7 +66,8 @@ class Walls(msgspec.Struct, frozen=True, kw_only=True):
             "limit of memory (cgroup)": self.memory,
             "limit of processes (cgroup)": self.tasks,
         }
-        return [f"{name}: {'stands' if there else 'missing'}" for name, there in stands.items()] + list(self.missing)
+        told = [f"{name}: {'stands' if there else 'missing'}" for name, there in stands.items()]
+        return [*told, *self.missing, *self.open]
 
 
 class Inside(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +120,20 @@ def try_walls() -> Walls:
         tasks=tasks,
         root=os.geteuid() == 0,
         missing=tuple(missing),
+        open=_left_open(),
     )
+
+
+def _left_open(product: Path = _PRODUCT) -> tuple[str, ...]:
+    """What a payload can reach on this kind of machine whatever stands (ADR 0030)."""
+    try:
+        of_google = product.read_text().startswith("Google")
+    except OSError:
+        of_google = False
+    if not of_google:
+        return ()
+    who = "payloads can get a token of this machine's service account from the metadata server, which TPUs need"
+    return (f"{who}: give hosts an account that may do little (service_account of [tpu_vm], or of a pool)",)
 
 
 def wrap(argv: Sequence[str], env: Mapping[str, str], layout: Layout, walls: Walls) -> tuple[list[str], dict[str, str]]:

@@ -11,12 +11,13 @@ import os
 import sys
 
 from penstock.domain.admission import BadInput
-from penstock.wiring.settings import load, load_cloud, load_retention, server_settings
+from penstock.wiring.settings import load, load_cloud, load_regions, load_retention, server_settings
 
 
 def main(ready_fd: int) -> int:
     try:
-        settings = server_settings(*load(os.environ), load_retention(os.environ), load_cloud(os.environ))
+        own = (load_retention(os.environ), load_cloud(os.environ), load_regions(os.environ))
+        settings = server_settings(*load(os.environ), *own)
         # Imported late: settings that are wrong are told in a tenth of the time.
         from penstock.wiring.serve import log_to_stderr, run
 

@@ -27,11 +27,15 @@ from penstock.capacity.startup import Boot, by_hand, metadata
 from penstock.capacity.tpu_requests import Defaults
 from penstock.capacity.tpu_rest import FixedTokens, LoginTokens, Tokens, TpuRest
 from penstock.capacity.tpu_vm import TpuVmCapacity
+from penstock.domain import limits
+from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Slice
-from penstock.ports.capacity import Existing, PermissionDenied, Transient
+from penstock.emulator.vm_disk import OWN_NAME
+from penstock.ports.capacity import CapacityError, Existing, PermissionDenied, Transient
 from penstock.ports.clock import Clock
 from penstock.server.auth import join_token
 from penstock.wiring import bundle
+from penstock.wiring.bundle_roots import BundleRoots
 from penstock.wiring.home import Unusable
 from penstock.wiring.settings import CloudSettings
 from penstock.wiring.tunnels import PORT as TUNNEL_PORT
@@ -40,6 +44,9 @@ from penstock.wiring.tunnels import Tunnels
 logger = logging.getLogger(__name__)
 
 _WAY_EVERY_S: Final = 2.0
+_TOKENS_EVERY_S: Final = 1.0
+_TOKENS_APART_S: Final = 5.0  #: between two of them: creates need what a project may call in a minute
+_TOKENS_REST_S: Final = 60.0  #: after a refusal: the token is spent, so it is no hurry
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -57,15 +64,23 @@ class Cloud:
         url: str,
         changed: Callable[[str], None],
         slices: Callable[[], Iterable[Slice]] = tuple,
+        noted: Callable[[str, int, str], None] | None = None,
+        bundle_roots: BundleRoots | None = None,
     ) -> None:
-        """`directory` keeps bundles; `url` is this server's own address, for want of a better one; `slices` are all."""
+        """`directory` keeps bundles; `url` is this server's own address, for want of a better one; `slices` are all.
+
+        `noted` is told why a host of a slice cannot be reached, where this server has to; `bundle_roots` are buckets
+        that hosts may fetch the bundle from.
+        """
         self._settings = settings
         self._key = key
         self._clock = clock
+        self._slices = slices
         self._directory = directory
         self._server = _agents_url(settings, url)
         self._bundle: bundle.Bundle | None = None
         self._broken = ""
+        self._bundle_roots = bundle_roots
         self._rest = TpuRest(settings.project, _tokens(settings), endpoint=settings.endpoint)
         self.capacity = TpuVmCapacity(
             self._rest,
@@ -83,7 +98,16 @@ class Cloud:
             changed=changed,
         )
         self._tunnels = (
-            Tunnels(settings.tunnel, url, clock=clock, slices=slices, addresses=self.capacity.addresses)
+            Tunnels(
+                settings.tunnel,
+                url,
+                clock=clock,
+                directory=directory.parent / "host-keys",
+                slices=slices,
+                addresses=self.capacity.addresses,
+                noted=noted,
+                shared_loopback=settings.emulated,
+            )
             if settings.tunnel
             else None
         )
@@ -96,10 +120,33 @@ class Cloud:
             await self._build()
             async with asyncio.TaskGroup() as work:
                 work.create_task(self.capacity.run())
+                work.create_task(self._clear_tokens())
+                if self._bundle is not None and self._bundle_roots is not None:
+                    # Beside all else: a slow bucket must not hold slices up, and hosts have the server meanwhile.
+                    work.create_task(self._bundle_roots.put(self._bundle))
                 if self._tunnels is not None:
                     work.create_task(self._tunnels.run())
         finally:
             await self._rest.close()
+
+    async def _clear_tokens(self) -> None:
+        """Join tokens of slices whose hosts have all joined go from where their payloads could read them (ADR 0030)."""
+        rests: dict[str, float] = {}
+        while True:
+            await self._clock.sleep(_TOKENS_EVERY_S)
+            now = self._clock.steady()
+            ready = {slice.id: slice.zone for slice in self._slices() if slice.state is SliceState.READY}
+            rests = {id: until for id, until in rests.items() if id in ready and until > now}
+            due = min((self.capacity.with_token & ready.keys()) - rests.keys(), default=None)
+            if due is None:
+                continue
+            try:
+                async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                    await self.capacity.clear_token(due, ready[due])
+            except (CapacityError, TimeoutError) as error:
+                logger.warning("the join token of %s stays readable on its hosts for now: %s", due, error)
+                rests[due] = now + _TOKENS_REST_S
+            await self._clock.sleep(_TOKENS_APART_S)
 
     def file(self, sha256: str) -> Path | None:
         """The bundle with this hash, also an older one that hosts on their way still ask for."""
@@ -134,6 +181,7 @@ class Cloud:
         boot = Boot(
             server=self._server,
             bundle_url=f"{self._server}/v1/agent/bundle/{made.sha256}",
+            bucket_url=self._bundle_roots.url(wanted.zone, made.sha256) if self._bundle_roots is not None else "",
             sha256=made.sha256,
             built_for=made.built_for,
         )
@@ -144,8 +192,12 @@ class Cloud:
     async def inspect(self, name: str, zone: str) -> Existing | None:
         return await self.capacity.inspect(name, zone)
 
-    async def take(self, found: Existing, slice: str, machine: str, *, own: bool) -> None:
-        await self.capacity.adopt(found.name, found.zone, slice, machine, own=own)
+    async def take(self, found: Existing, slice: Slice, *, own: bool) -> None:
+        """Label it, and let its hosts run our script at every boot, unless they have one of their owner's."""
+        assert slice.provider_id is not None
+        await self.capacity.adopt(
+            found.name, found.zone, slice.id, slice.provider_id, own=own, script=self.script(slice)
+        )
 
     def script(self, slice: Slice) -> str:
         """What makes a host of an adopted slice ours, run as root."""
@@ -178,7 +230,8 @@ def _tokens(settings: CloudSettings) -> Tokens:
 
 def _agents_url(settings: CloudSettings, url: str) -> str:
     if settings.tunnel:
-        return f"http://127.0.0.1:{TUNNEL_PORT}"  # each host's own end of its tunnel
+        # Each host's own end of its tunnel. Emulated hosts share one loopback, and have a name for their part of it.
+        return f"http://{OWN_NAME if settings.emulated else '127.0.0.1'}:{TUNNEL_PORT}"
     given = settings.agents_url or url
     if not settings.emulated and urlsplit(given).hostname in _LOOPBACK:
         raise Unusable(

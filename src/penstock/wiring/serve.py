@@ -30,10 +30,13 @@ from penstock.controller.loop import Controller
 from penstock.domain.ids import IdMaker
 from penstock.domain.nouns import Slice
 from penstock.ports.capacity import Capacity, CapacityError
+from penstock.ports.objects import Stock
 from penstock.ports.store import Store, StoreError
 from penstock.server.agents import bells
 from penstock.server.app import make
+from penstock.server.arrivals import arrivals
 from penstock.server.auth import Tokens, join_token
+from penstock.server.drops import Drops
 from penstock.server.retention import keep
 from penstock.server.routing import Refusal
 from penstock.server.secret_files import SecretFiles
@@ -42,11 +45,12 @@ from penstock.wiring.bridges import FirestoreSettings, beside_server, configured
 from penstock.wiring.caches import HostCaches
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.home import TEAM, Home, Unusable, locked
-from penstock.wiring.roots import open_objects
+from penstock.wiring.roots import open_objects, open_regions
 from penstock.wiring.settings import ServerSettings, shown
 from penstock.wiring.stores import is_postgres, open_store
 
 if TYPE_CHECKING:
+    from penstock.wiring.bundle_roots import BundleRoot, BundleRoots
     from penstock.wiring.cloud import Cloud
 
 logger = logging.getLogger(__name__)
@@ -144,6 +148,8 @@ async def _serve(
             )
         )
         _stop_on_signals(service, http)
+        drops = Drops(clock, service.controller.look, lambda: service.controller.snapshot.slices)
+        bells(service).on_drop = drops.dropped
         work = await stack.enter_async_context(_background(service, local, cloud, http))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         stack.push_async_callback(_finish, serving, http)
@@ -165,6 +171,7 @@ def _build(
     settings: ServerSettings, home: Home, key: bytes, store: Store, clock: SystemClock, url: str
 ) -> tuple[Service, LocalCapacity | None, Cloud | None]:
     objects, root = open_objects(settings.root)
+    root_region, region_roots = open_regions(settings.regions, root)
     ids = IdMaker(lambda: secrets.randbits(30))
     capacities: dict[str, Capacity] = {}
     local = None
@@ -182,7 +189,9 @@ def _build(
         capacities[local.name] = local
     cloud = None
     if settings.cloud is not None:
-        from penstock.wiring.cloud import Cloud  # few servers have one, and it brings an HTTP client along
+        # Few servers have one, and it brings an HTTP client along.
+        from penstock.wiring.bundle_roots import BundleRoot
+        from penstock.wiring.cloud import Cloud
 
         cloud = Cloud(
             settings.cloud,
@@ -193,6 +202,8 @@ def _build(
             url=url,
             changed=lambda zone: controller.look(CLOUD, zone),
             slices=lambda: list(controller.snapshot.slices.values()),
+            noted=lambda slice, host, why: arrivals(service).note(slice, host, why),
+            bundle_roots=_bundle_roots(settings, BundleRoot(root, objects), region_roots, clock),
         )
         capacities[CLOUD] = cloud.capacity
     controller = Controller(
@@ -220,8 +231,23 @@ def _build(
         bundle=cloud.file if cloud is not None else None,
         adopter=cloud,
         addresses={CLOUD: cloud.capacity.addresses} if cloud is not None else {},
+        region_roots=region_roots,
+        root_region=root_region,
     )
     return service, local, cloud
+
+
+def _bundle_roots(
+    settings: ServerSettings, main: BundleRoot, region_roots: Mapping[str, Stock], clock: SystemClock
+) -> BundleRoots:
+    from penstock.wiring.bundle_roots import BundleRoot, BundleRoots
+
+    regions = {
+        region: BundleRoot(address, region_roots[region])
+        for region, address in settings.regions
+        if region in region_roots
+    }
+    return BundleRoots(main, regions, clock)
 
 
 def _chosen(settings: ServerSettings, root: str, providers: tuple[str, ...], now: float) -> Settings:

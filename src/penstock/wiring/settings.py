@@ -3,8 +3,8 @@
 `tpu serve` and the embedded server read their settings here, and `tpu config show` tells where each value came from.
 The file in the state directory comes first, the nearest one above the working directory after it. A key nobody knows is
 refused with the one that was probably meant. `[retention]` says how long things are kept, `[tpu_vm]` from which cloud
-project slices come. What clients are told (`[client]`) is `client.settings`'s business. Only the state directory's file
-may hold these three.
+project slices come, `[regions]` which regions have a root of their own. What clients are told (`[client]`) is
+`client.settings`'s business. Only the state directory's file may hold these.
 """
 
 from __future__ import annotations
@@ -33,11 +33,17 @@ CLOUD_ENDPOINT: Final = "https://tpu.googleapis.com"
 FOR_JOBS: Final = ("jax", "libtpu", "numpy", "requests", "safetensors")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 #: `[client]` belongs to the SDK, `[run]` to `tpu run`, `[bridge]` to bridges; they are checked where they are used.
-_OTHER_TABLES: Final = {"client": ("url", "token", "token_file"), "run": None, "bridge": ("firestore",)}
+_OTHER_TABLES: Final = {
+    "client": ("url", "token", "token_file"),
+    "run": None,
+    "bridge": ("firestore",),
+    "regions": None,  # its keys are the regions
+}
 #: A cloned repository must not choose where tokens go, whose documents become jobs here, nor what is deleted.
 _OWN_TABLES: Final = {
     "retention": "may not say here how long the logs and results of others are kept",
     "tpu_vm": "may not say here which cloud project is billed",
+    "regions": "may not say here where the checkpoints of others are kept",
     "client": "may not say here which server is used, or with which token",
     "bridge": "may not say here whose documents become jobs",
 }
@@ -85,6 +91,7 @@ class ServerSettings(NamedTuple):
     log_level: str
     retention: Retention
     cloud: CloudSettings | None = None
+    regions: tuple[tuple[str, str], ...] = ()  #: (region, root): where checkpoints of jobs in that region are kept
 
     @property
     def embedded(self) -> bool:
@@ -243,6 +250,7 @@ RETENTION_KEYS: Final[Mapping[str, Key]] = {
     "every": Key(_age(1, "each pass costs something"), lambda _: _POLICY.every_s, "how often the server cleans itself"),
 }
 _PROJECT: Final = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{0,61}[a-z0-9]")
+_REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]{1,2}")
 _ZONES: Final = _words(r"[a-z0-9*?-]{1,63}", "zones or patterns such as us-*")
 _PACKAGES: Final = _words(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "packages that this server has installed")
 #: Every key of `[tpu_vm]`; the variable is PENSTOCK_TPU_VM_ and its name in capitals.
@@ -279,6 +287,30 @@ def load_retention(environment: Mapping[str, str]) -> dict[str, Value]:
 def load_cloud(environment: Mapping[str, str]) -> dict[str, Value]:
     """All of `[tpu_vm]` with sources."""
     return _load_own(environment, "tpu_vm", CLOUD_KEYS)
+
+
+def load_regions(environment: Mapping[str, str]) -> dict[str, Value]:
+    """All of `[regions]` with sources, or what PENSTOCK_REGIONS says instead: `us-central1=gs://a,europe-west4=gs://b`."""
+    state = home(environment).absolute()
+    found: dict[str, Value] = {}
+    for file, whole in _files(environment, state, None):
+        content = whole.get("regions", {})
+        assert isinstance(content, dict)
+        for region, root in content.items():
+            found[region] = _region_root(f"{file}: regions.{region}", region, root, str(file))
+    given = environment.get(variable("regions"), "")
+    if given:
+        pairs = [word.strip().partition("=") for word in given.split(",")]
+        found = {name: _region_root(variable("regions"), name, root, variable("regions")) for name, _, root in pairs}
+    return found
+
+
+def _region_root(where: str, region: str, root: object, source: str) -> Value:
+    if _REGION.fullmatch(region) is None:
+        raise BadInput(where, region, "is not a region", "write a region such as us-central1 and its root")
+    if not isinstance(root, str) or not root.startswith(("gs://", "s3://", "/", "file://")):
+        raise BadInput(where, root, "is not a root", "write gs://BUCKET/PREFIX, s3://BUCKET/PREFIX or a whole path")
+    return Value(root, source)
 
 
 def _load_own(environment: Mapping[str, str], table: str, keys: Mapping[str, Key]) -> dict[str, Value]:
@@ -336,6 +368,7 @@ def server_settings(
     values: Mapping[str, Value],
     policy: Mapping[str, Value] | None = None,
     cloud: Mapping[str, Value] | None = None,
+    regions: Mapping[str, Value] | None = None,
 ) -> ServerSettings:
     # `load` has checked each value by its key.
     given = {name: value.value for name, value in values.items()}
@@ -343,6 +376,7 @@ def server_settings(
         home=state,
         retention=retention(policy or {}),
         cloud=cloud_settings(cloud or {}),
+        regions=tuple((region, str(root.value)) for region, root in (regions or {}).items()),
         **given,  # type: ignore[arg-type]
     )
 

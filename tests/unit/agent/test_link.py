@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from penstock.agent.link import Link, Refused, Silent
+from penstock.agent.checkpoints import TooSilent, patiently
+from penstock.agent.link import Coming, Link, Refused, Silent
 from penstock.wire.problems import problem
 
 
@@ -163,3 +164,34 @@ def test_files_go_both_ways(tmp_path: Path) -> None:
 def test_a_bad_address_is_said_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="--server"):
         Link(url)
+
+
+def test_what_is_on_its_way_is_a_silence_of_its_own_kind() -> None:
+    coming = msgspec.json.encode(problem("copying", "800 bytes are being copied"))
+    wire = Wire(ok(coming, 503), ok(b"", 503))
+
+    async def story(link: Link) -> None:
+        with pytest.raises(Coming, match="800 bytes"):
+            await link.call("GET", "/")
+        with pytest.raises(Silent) as silent:
+            await link.call("GET", "/")
+        assert not isinstance(silent.value, Coming)
+
+    play(wire, story)
+
+
+def test_whoever_waits_for_it_is_not_impatient_while_it_is_on_its_way() -> None:
+    answers: list[Exception] = [Silent("away")]
+
+    async def call() -> str:
+        if answers:
+            raise answers.pop(0)
+        return "here"
+
+    async def story() -> None:
+        with pytest.raises(TooSilent):
+            await patiently(call, within_s=-1.0)
+        answers.extend(Coming("at work") for _ in range(3))
+        assert await patiently(call, within_s=-1.0) == "here"
+
+    asyncio.run(story())

@@ -7,16 +7,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.agent import record
 from penstock.agent.host import Host, Place
-from penstock.agent.link import Link
+from penstock.agent.link import Link, Refused
 from penstock.agent.loop import Agent
 from penstock.agent.record import Kept, Line, Record
 from penstock.domain import limits
 from penstock.domain.custody import Held, Launch, Phase, SyncReply
 from penstock.ports.objects import ObjectsError
-from penstock.wire.agent import AgentSync, Orders
+from penstock.wire.agent import AgentSync, Joined, Orders
+from penstock.wire.problems import problem
 
 
 class HandClock:
@@ -239,5 +242,57 @@ def test_one_sync_tells_of_a_short_payload_and_two_of_a_long_one(tmp_path: Path,
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+    play(tmp_path, story)
+
+
+# --- joining ---
+class Door:
+    """Stands for the server: whether hosts may join there, and sync."""
+
+    def __init__(self, *, joins: bool, syncs: bool) -> None:
+        self.credential = ""
+        self.joins, self.syncs = joins, syncs
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, _method: str, path: str, *_: object, **__: object) -> Joined:
+        self.asked.append((path.rpartition("/")[2], self.credential))
+        if not (self.joins if path.endswith("/join") else self.syncs):
+            raise Refused(problem("forbidden", "no"))
+        if not path.endswith("/join"):
+            await asyncio.sleep(3600.0)
+        return Joined(credential="new")
+
+
+async def knock(stage: Stage, door: Door, calls: int) -> list[tuple[str, str]]:
+    """What an agent asks for there, first to last, with which credential."""
+    stage.host.link = door  # type: ignore[assignment]
+    stage.agent._courses.clear()
+    stage.agent._load_credential()
+    task = asyncio.create_task(stage.agent._sync_for_ever())
+    await until(lambda: len(door.asked) >= calls)
+    task.cancel()
+    return door.asked[:calls]
+
+
+def test_a_host_joins_once_and_its_token_goes_when_it_has_a_credential(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        file = stage.host.token_file = tmp_path / "join-token"
+        file.write_text("token")
+        assert await knock(stage, Door(joins=True, syncs=True), 2) == [("join", ""), ("sync", "new")]
+        assert not file.exists()
+        # The next agent of this host needs no token, and throws away what a boot has written there again.
+        file.write_text("token")
+        assert await knock(stage, Door(joins=False, syncs=True), 1) == [("sync", "new")]
+        assert not file.exists()
+
+    play(tmp_path, story)
+
+
+def test_a_credential_that_is_refused_for_a_while_is_not_forgotten(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        record.save(stage.agent._credential_file, msgspec.json.encode(Joined(credential="new")), sync=False)
+        door = Door(joins=False, syncs=False)
+        assert await knock(stage, door, 4) == [("sync", "new"), ("join", ""), ("sync", "new"), ("join", "")]
 
     play(tmp_path, story)

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from penstock.agent import metadata
 from penstock.agent.host import Host, Place
 from penstock.agent.link import Link
 from penstock.agent.loop import Agent
 from penstock.agent.record import Record
-from penstock.emulator.tpu_hosts import HostSpec
+from penstock.emulator.facts import PROBED_HOST
 from penstock.emulator.vm_metadata import Metadata, serve_metadata
 
 DEADLINE_S = 10.0
@@ -31,23 +33,7 @@ class Clock:
 
 
 def emulated() -> Metadata:
-    spec = HostSpec(
-        project="p1",
-        zone="us-central1-a",
-        node="s1",
-        node_number="7",
-        index=0,
-        hosts=1,
-        incarnation="i1",
-        accelerator_type="v5litepod-8",
-        topology="2x4",
-        chips=8,
-        spot=True,
-        external_address=False,
-        metadata={},
-        service_account="default",
-        addresses=("127.0.0.1",),
-    )
+    spec = msgspec.structs.replace(PROBED_HOST, index=0, hosts=1, addresses=("127.0.0.1",), slices=1, coordinator="")
     return Metadata(spec, "t1v-n-0")
 
 

@@ -199,3 +199,16 @@ print(os.path.exists(sys.argv[1] + '/token'))
     assert first == "-1"
     assert second == "-1 -1"
     assert seen == "False"
+
+
+@pytest.mark.parametrize(
+    ("product", "told"), [("Google Compute Engine\n", True), ("Standard PC (Q35)\n", False), (None, False)]
+)
+def test_on_a_google_machine_it_is_said_what_no_wall_closes(tmp_path: Path, product: str | None, told: bool) -> None:
+    file = tmp_path / "product_name"
+    if product is not None:
+        file.write_text(product)
+    found = sandbox._left_open(file)
+    assert bool(found) is told
+    walls = sandbox.Walls(bubblewrap="/usr/bin/bwrap", rooms=True, memory=True, tasks=True, open=found)
+    assert any("service account" in line for line in walls.lines()) is told

@@ -22,9 +22,9 @@ from penstock.agent.solving import CHECKS, solve
 from penstock.agent.surroundings import CannotFix, Surroundings, Trouble
 from penstock.domain.cloud import Mount
 from penstock.wire.solving import Finding
+from tests.missing import missing, need_root
 
 ROOT = Path(__file__).parents[3]
-AS_ROOT = os.geteuid() == 0
 #: Opens files, says so, and waits; deaf to SIGTERM if told so. Its last arguments are not looked at.
 HOLD = """
 import os, signal, sys
@@ -156,8 +156,7 @@ def test_a_lock_file_goes_when_nobody_has_it_open(place: dict[str, Any], hold: H
 @pytest.fixture
 def small_disk(place: dict[str, Any]) -> Iterator[Path]:
     """The cache is a file system of four megabytes."""
-    if not AS_ROOT:
-        pytest.skip("a file system of its own needs root")
+    need_root("a file system of its own")
     cache: Path = place["cache"]
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(cache)], check=True)
     yield cache
@@ -210,8 +209,8 @@ def test_a_disk_that_others_filled_is_named(place: dict[str, Any], small_disk: P
 
 
 # --- mounts ---
-@pytest.mark.skipif(not AS_ROOT, reason="mounting needs root")
 def test_a_missing_mount_comes_back(place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_root("mounting")
     # What stands in for gcsfuse mounts for real, and leaves something behind that keeps its output open.
     program = tmp_path / "bin/gcsfuse"
     program.parent.mkdir()
@@ -385,8 +384,10 @@ look(False, "127.0.0.53")
 """
 
 
-@pytest.mark.skipif(not AS_ROOT or shutil.which("ip") is None, reason="a network of its own needs root and iproute2")
 def test_a_bad_resolver_file_is_replaced_and_kept_if_that_does_not_help(tmp_path: Path) -> None:
+    need_root("a network of its own")
+    if shutil.which("ip") is None:
+        missing("iproute2: a network of its own")
     done = subprocess.run(
         ["unshare", "-nm", sys.executable, "-c", textwrap.dedent(DNS), str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,

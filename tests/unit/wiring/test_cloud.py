@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY
 from penstock.domain.cloud import CloudWish, Mount
+from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Slice
-from penstock.ports.capacity import PermissionDenied, Transient
+from penstock.ports.capacity import PermissionDenied, RateLimited, Transient
 from penstock.server.auth import join_token
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.cloud import Cloud
@@ -98,3 +100,60 @@ def test_two_installations_in_one_project_tell_their_things_apart(tmp_path: Path
     )
     assert first.capacity._owner != other.capacity._owner
     assert first.capacity._owner == cloud_of(tmp_path).capacity._owner, "a restart finds its own"
+
+
+class HandClock:
+    """Sleeps take no time, but are counted."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def steady(self) -> float:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        await asyncio.sleep(0)
+
+
+def test_join_tokens_of_ready_slices_go_one_after_another_and_refusals_rest(tmp_path: Path) -> None:
+    ready = [slice_of(id=f"s{n}", state=SliceState.READY, joined=("life",)) for n in range(3)]
+    coming = slice_of(id="s9", state=SliceState.CREATING)
+    clock = HandClock()
+    cloud = Cloud(
+        settings(tmp_path),
+        label="penstock",
+        key=KEY,
+        clock=clock,
+        directory=tmp_path / "bundles",
+        url="http://127.0.0.1:2",
+        changed=lambda _: None,
+        slices=lambda: [*ready, coming],
+    )
+    cleared: list[tuple[str, float]] = []
+
+    async def clear(name: str, zone: str) -> None:
+        assert zone == "us-central1-a"
+        cleared.append((name, clock.at))
+        if name == "s0" and len(cleared) == 1:
+            raise RateLimited("asked too often")
+        cloud.capacity.with_token.discard(name)
+
+    cloud.capacity.clear_token = clear  # type: ignore[method-assign]
+    cloud.capacity.with_token.update({"s0", "s1", "s2", "s9", "gone"})
+
+    async def story() -> None:
+        task = asyncio.create_task(cloud._clear_tokens())
+        async with asyncio.timeout(30.0):
+            while len(cleared) < 4:  # noqa: ASYNC110 (what is waited for tells nobody)
+                await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(story())
+    assert [name for name, _ in cleared] == ["s0", "s1", "s2", "s0"]
+    assert all(after - before >= 5.0 for (_, before), (_, after) in itertools.pairwise(cleared))
+    assert cleared[3][1] - cleared[0][1] >= 60.0
+    assert cloud.capacity.with_token == {"s9", "gone"}, "a slice that is coming needs it"

@@ -9,7 +9,7 @@ import pytest
 from penstock.domain.admission import BadInput
 from penstock.objects.bucket import BucketObjects, StampedObjects
 from penstock.objects.directory import DirectoryObjects
-from penstock.wiring.roots import open_objects
+from penstock.wiring.roots import open_objects, open_regions
 
 
 def test_paths_and_file_addresses_are_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,15 @@ def test_buckets_are_opened_by_their_scheme(caplog: pytest.LogCaptureFixture) ->
         assert type(objects) is kind
         assert shown == address.rstrip("/")
     assert [record.message.partition(":")[0] for record in caplog.records] == ["the bucket does not answer yet"] * 2
+
+
+def test_regions_have_roots_of_their_own_or_the_main_one(tmp_path: Path) -> None:
+    _, main = open_objects(str(tmp_path / "main"))
+    named = [("us-central1", str(tmp_path / "main")), ("europe-west4", "/srv/eu"), ("europe-west1", "/srv/eu")]
+    region, roots = open_regions(named, main)
+    assert region == "us-central1"
+    assert roots.keys() == {"europe-west4", "europe-west1"}
+    assert roots["europe-west4"] is roots["europe-west1"], "one root is one, whoever shares it"
+    assert open_regions([], main) == ("", {})
+    with pytest.raises(BadInput, match=r"^regions.us-east1: "):
+        open_regions([("us-east1", "ftp://x")], main)

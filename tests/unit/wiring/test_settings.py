@@ -14,6 +14,7 @@ from penstock.wiring.settings import (
     cloud_settings,
     load,
     load_cloud,
+    load_regions,
     load_retention,
     retention,
     server_settings,
@@ -220,6 +221,41 @@ def test_a_cloned_project_cannot_say_what_is_deleted(tmp_path: Path) -> None:
     (project / "penstock.toml").write_text('[retention]\nlogs = "15m"\n')
     with pytest.raises(BadInput, match="may not say here how long the logs and results of others are kept"):
         load({"PENSTOCK_HOME": str(tmp_path / "home")}, directory=project)
+
+
+# --- regions ---
+def test_regions_have_roots_from_the_own_file_or_the_variable(tmp_path: Path) -> None:
+    file = write(tmp_path, '[regions]\nus-central1 = "gs://a"\neurope-west4 = "/srv/eu"\n')
+    home = {"PENSTOCK_HOME": str(tmp_path)}
+    values = load_regions(home)
+    assert values == {"us-central1": Value("gs://a", str(file)), "europe-west4": Value("/srv/eu", str(file))}
+    settings = server_settings(*load(home), None, None, values)
+    assert settings.regions == (("us-central1", "gs://a"), ("europe-west4", "/srv/eu"))
+    assert server_settings(*load(home)).regions == ()
+    said = load_regions({**home, "PENSTOCK_REGIONS": "us-east5=gs://b/x, asia-east1=s3://c"})
+    assert {region: value.value for region, value in said.items()} == {"us-east5": "gs://b/x", "asia-east1": "s3://c"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('us-central1-a = "gs://a"', "regions.us-central1-a: 'us-central1-a' is not a region"),
+        ('Europe = "gs://a"', "is not a region"),
+        ('us-central1 = "bucket"', "regions.us-central1: 'bucket' is not a root"),
+        ("us-central1 = 7", "regions.us-central1: 7 is not a root"),
+    ],
+)
+def test_regions_that_make_no_sense_are_refused(tmp_path: Path, line: str, told: str) -> None:
+    write(tmp_path, f"[regions]\n{line}\n")
+    with pytest.raises(BadInput) as caught:
+        load_regions({"PENSTOCK_HOME": str(tmp_path)})
+    assert told in str(caught.value)
+
+
+def test_a_cloned_project_cannot_say_where_checkpoints_are_kept(tmp_path: Path) -> None:
+    write(tmp_path / "project", '[regions]\nus-central1 = "gs://mine"\n')
+    with pytest.raises(BadInput, match="may not say here where the checkpoints of others are kept"):
+        load({"PENSTOCK_HOME": str(tmp_path / "home")}, directory=tmp_path / "project")
 
 
 # --- a cloud ---
