@@ -124,6 +124,26 @@ async def test_racing_zones_count_once_and_the_losers_go(stage: Stage) -> None:
     assert [vm.name for vm in stage.ours()] == [winner]
 
 
+@journey(proves=("S12", "L4"))
+async def test_a_create_that_hangs_is_raced_in_another_zone_and_goes(stage: Stage) -> None:
+    """The pool asks one zone at a time. What never gets ready there costs minutes, not the half hour until given up."""
+    await stage.insist(lambda each: each.put_team(Team(name=TEAM, chip_limit=8)))
+    await stage.pool(zones=("zone-a", "zone-b"), max=1)
+    stage.calls.add("create", FaultKind.NEVER_READY, times=1)
+    begun = stage.now
+    job = await stage.submit(behave=LONG)
+    await stage.until(lambda: len(stage.ours()) == 1, 20.0, "the one that hangs")
+    stuck = stage.ours()[0]
+    await stage.until_running(job, within_s=limits.SLOW_UNKNOWN_S + 120.0)
+    assert stage.now - begun >= limits.SLOW_UNKNOWN_S
+    (winner,) = stage.slices_of(job)
+    assert (stuck.zone, stage.slice(winner).zone) == ("zone-a", "zone-b")
+    await stage.until_gone(stuck.name, within_s=300.0)
+    await stage.succeeds(job)
+    assert [vm.name for vm in stage.ours()] == [winner]
+    assert len(stage.events("slice.raced")) == 1
+
+
 @journey(proves=("L4", "S9", "S14"))
 async def test_a_create_that_lands_after_its_slice_is_buried_is_swept(stage: Stage) -> None:
     await stage.pool()

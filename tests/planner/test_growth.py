@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from penstock.domain import limits
-from penstock.domain.nouns import Quota, Team
+from penstock.domain.nouns import Quota, Team, Zone
+from penstock.planner.actions import Intend, Want
 from penstock.planner.scaling import grow, settle
+from penstock.planner.snapshot import Snapshot
 from tests.planner.live import (
     CREATING,
     INTENDED,
@@ -122,6 +126,96 @@ def test_a_race_leaves_the_provider_room_for_the_rest_of_the_want() -> None:
     snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=12))
     intents, _ = grow(snapshot, NOW, [want(slices=2)])
     assert [len(intent.zones) for intent in intents] == [2, 1]
+
+
+# --- creations that are slow ---
+def slow(snapshot: Snapshot, id: str, zone: str = "a", **changes: object) -> None:
+    """A creation that should long have been ready, in a zone of which nothing is known."""
+    add_slice(snapshot, id, zone=zone, **{**CREATING, "asked_at": NOW - limits.SLOW_UNKNOWN_S, **changes})
+
+
+def second_tries(snapshot: Snapshot, *wants: Want) -> list[tuple[str | None, tuple[str, ...]]]:
+    return [(intent.beside, intent.zones) for intent in grow(snapshot, NOW, wants or [want()])[0]]
+
+
+def test_a_creation_that_is_slow_is_raced_in_another_zone() -> None:
+    snapshot = world()
+    slow(snapshot, "s1", asked_at=NOW - limits.SLOW_UNKNOWN_S + 1)
+    assert second_tries(snapshot) == []
+    slow(snapshot, "s1")
+    assert second_tries(snapshot) == [("s1", ("b",))]
+    assert second_tries(world()) == [(None, ("a",))], "and only what is on its way is raced"
+
+
+@pytest.mark.parametrize(("usual_s", "slow_s"), [(10.0, limits.SLOW_LEAST_S), (100.0, 300.0), (500.0, 1500.0)])
+def test_what_is_slow_is_told_by_what_others_took_there(usual_s: float, slow_s: float) -> None:
+    snapshot = world()
+    snapshot.put_zone(Zone(provider="fake", zone="a", accelerator="v4-8", spot=False, tries=1, ready_s=usual_s))
+    slow(snapshot, "s1", asked_at=NOW - slow_s + 1)
+    assert second_tries(snapshot) == []
+    slow(snapshot, "s1", asked_at=NOW - slow_s)
+    assert second_tries(snapshot) == [("s1", ("b",))]
+
+
+def test_time_in_our_own_line_is_not_the_zones() -> None:
+    snapshot = world()
+    slow(snapshot, "s1", intended_at=NOW - 1000.0, asked_at=NOW - 1.0)
+    assert second_tries(snapshot) == []
+
+
+def test_one_zone_more_at_a_time_up_to_the_limit_of_a_race() -> None:
+    snapshot = world(pool_with(zones=tuple("abcdef")))
+    slow(snapshot, "s1", race="r")
+    add_slice(snapshot, "s2", zone="b", race="r", **CREATING)
+    assert second_tries(snapshot) == []
+    for number, zone in enumerate("bcd", 2):
+        slow(snapshot, f"s{number}", zone, race="r")
+        following = [("s1", (chr(ord(zone) + 1),))] if number < limits.RACE_ZONES_MAX else []
+        assert second_tries(snapshot) == following
+
+
+def test_a_slow_zone_is_no_second_try_for_another() -> None:
+    snapshot = world()
+    slow(snapshot, "s1")
+    slow(snapshot, "s2", "b")
+    assert second_tries(snapshot, want("j1"), want("j2")) == [("s1", ("c",)), ("s2", ("c",))]
+    slow(snapshot, "s3", "c")
+    assert second_tries(snapshot) == []
+
+
+@pytest.mark.parametrize("case", ["gang", "zones", "limit", "back-off", "nobody waits"])
+def test_what_must_not_be_raced(case: str) -> None:
+    snapshot = world()
+    slow(snapshot, "s1")
+    wants = [want(same_zone=True)] if case == "gang" else [want(zones=("a",))] if case == "zones" else [want()]
+    if case == "limit":
+        snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=4))
+    if case == "back-off":
+        for zone in "bc":
+            back_off(snapshot, zone, 10.0)
+    assert grow(snapshot, NOW, [] if case == "nobody waits" else wants)[0] == []
+
+
+def test_a_second_try_needs_room_at_the_provider_alone() -> None:
+    """The race counts once for team and pool, and it does already."""
+    snapshot = world(pool_with(max=1))
+    snapshot.put_team(Team(name="t", chip_limit=4))
+    snapshot.put_quota(Quota(scope="provider", name="fake", limit_chips=8))
+    slow(snapshot, "s1")
+    assert second_tries(snapshot) == [("s1", ("b",))]
+
+
+# --- large fleets ---
+def test_no_more_is_intended_than_can_be_asked_for_soon() -> None:
+    snapshot = world(pool_with(per_zone=200, max=600))
+    asked = [action.zones for action in settle(snapshot, NOW, set()) if isinstance(action, Intend)]
+    assert Counter(asked) == dict.fromkeys((("a",), ("b",), ("c",)), limits.INTENTS_PER_ZONE)
+    for number in range(limits.INTENTS_PER_ZONE - 1):
+        add_slice(snapshot, f"i{number}", number=number, **INTENDED)
+    add_slice(snapshot, "c", number=199, **CREATING)
+    asked = [action.zones for action in settle(snapshot, NOW, set()) if isinstance(action, Intend)]
+    assert Counter(asked)[("a",)] == 1, "those that were asked for wait for their provider, not for us"
+    assert Counter(asked)[("b",)] == limits.INTENTS_PER_ZONE, "a zone that is behind holds up no other"
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,20 @@ def test_a_fenced_attempt_waits_until_no_zombie_can_believe(gang: Snapshot) -> N
     assert closed(gang) == (Cause.LOST, False)
 
 
+def test_who_was_silent_and_what_their_provider_said_meanwhile_is_the_evidence(gang: Snapshot) -> None:
+    change_attempt(gang, "x", fencing_at=NOW - 5.0)
+    change_slice(gang, "s1", provider_state="READY")
+    gang.witness = Witness(silent={"s1": 30.4, "s2": 3.0}, asked={"s1": 1.0}, fenced={"x": limits.FENCE_WAIT_S})
+    (close,) = recover(gang, NOW)
+    assert isinstance(close, Close)
+    assert close.evidence[0] == "slice s1 was silent for 30 s while its provider said READY"
+    assert len(close.evidence) == 2
+    gang.witness.silent.clear()
+    (close,) = recover(gang, NOW)
+    assert isinstance(close, Close)
+    assert close.evidence[0] == "silent until its fence was passed"
+
+
 def test_a_fenced_attempt_that_is_heard_again_closes_all_the_same(gang: Snapshot) -> None:
     change_attempt(gang, "x", fencing_at=NOW - 5.0)
     gang.witness = Witness(fenced={"x": limits.FENCE_WAIT_S})

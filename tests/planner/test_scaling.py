@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.domain import limits
+from penstock.domain.cloud import CloudWish
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Quota, Team
+from penstock.domain.nouns import Quota, Team, Zone
 from penstock.planner.actions import Action, Ask, Bury, Create, Delete, Drain, Intend, Release
 from penstock.planner.scaling import settle
 from penstock.planner.snapshot import Snapshot, Witness
@@ -64,6 +65,28 @@ def test_a_slice_that_never_gets_ready_is_given_up(state: dict[str, object]) -> 
     snapshot = world()
     add_slice(snapshot, "s", **state)
     change_slice(snapshot, "s", intended_at=NOW - limits.CREATE_TIMEOUT_S)
+    assert released(snapshot) == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "wish", "patience_s"),
+    [
+        (5.0, None, limits.CREATE_TIMEOUT_LEAST_S),
+        (90.0, None, 900.0),
+        (500.0, None, limits.CREATE_TIMEOUT_S),
+        (None, None, limits.CREATE_TIMEOUT_S),
+        (5.0, CloudWish(queued=True), limits.CREATE_TIMEOUT_S),
+        (5.0, CloudWish(kind="flex-start", wait_s=7200.0), 7200.0 + limits.ZONE_BACKOFF_FIRST_S),
+    ],
+)
+def test_patience_is_learned_but_not_for_a_place_in_a_line(
+    usual_s: float | None, wish: CloudWish | None, patience_s: float
+) -> None:
+    snapshot = world()
+    snapshot.put_zone(Zone(provider="fake", zone="a", accelerator="v4-8", spot=False, tries=1, ready_s=usual_s))
+    add_slice(snapshot, "s", **{**CREATING, "cloud": wish, "asked_at": NOW - patience_s + 1, "intended_at": 0.0})
+    assert released(snapshot) == []
+    change_slice(snapshot, "s", asked_at=NOW - patience_s)
     assert released(snapshot) == ["s"]
 
 

@@ -107,7 +107,9 @@ def test_intents_never_exceed_the_pool(case: tuple[Snapshot, set[str]]) -> None:
     kept = [action for action in settle(snapshot, NOW, keep) if isinstance(action, Intend)]
     grown, _ = grow(snapshot, NOW, [want(f"j{number}", 1 + number % 2) for number in range(5)])
     pool = snapshot.pools["p"]
-    assert not (kept or grown) or snapshot.used["pool", "p"] // 4 + len(kept) + len(grown) <= pool.max
+    # What races a slow slice counts together with it.
+    new = [intent for intent in (*kept, *grown) if intent.beside is None]
+    assert not (kept or grown) or snapshot.used["pool", "p"] // 4 + len(new) <= pool.max
 
 
 def test_a_quiet_world_of_ten_thousand_busy_slices_costs_three_milliseconds() -> None:

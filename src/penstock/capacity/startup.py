@@ -17,10 +17,11 @@ import msgspec
 from penstock.domain.cloud import Mount
 from penstock.domain.mounts import mount_words
 
-#: Metadata keys of ours. The join token is one-time per host and worth nothing to a slice that is up.
+#: Metadata keys of ours. The join token serves each host once, and goes once all of them have joined (ADR 0030).
 TOKEN_KEY: Final = "penstock-join"
 SCRIPT_KEY: Final = "startup-script"
 
+_MARK: Final = "\n# Penstock brings this host up."  #: by which a script of ours is known
 _SCRIPT: Final = r"""#!/bin/sh
 # Penstock brings this host up. It runs at every boot, and may be run again by hand.
 set -eu
@@ -34,7 +35,8 @@ META="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/i
 
 meta() { curl -sSf --retry 8 --retry-delay 1 --retry-connrefused -H 'Metadata-Flavor: Google' "$META/$1"; }
 
-TOKEN=$(meta attributes/penstock-join)
+# A host that has joined needs no token, and its node has none any more.
+TOKEN=$(meta attributes/penstock-join || [ -f "$STATE/host/credential.json" ])
 MACHINE=$(meta attributes/penstock-machine)
 HOST=$(meta attributes/agent-worker-number)
 
@@ -63,20 +65,23 @@ if [ ! -d "$BUNDLE" ]; then
     rm -rf "$STATE"/partial-*
     part="$STATE/partial-$$"
     mkdir "$part"
+    packed="$part/bundle.tar.gz"
     fetched=
     for try in 1 2 3 4 5 6 7 8; do
-        if fetch "$part/bundle.tar.gz" && echo "$SHA256  $part/bundle.tar.gz" | sha256sum -c --status -; then
-            fetched=yes
-            break
-        fi
-        echo "the agent bundle did not arrive whole (try $try)"
+        for source in $SOURCES; do
+            if "from_$source" "$packed" && echo "$SHA256  $packed" | sha256sum -c --status -; then
+                fetched=$source
+                break 2
+            fi
+            echo "the agent bundle did not arrive whole from the $source (try $try)"
+        done
         sleep "$try"
     done
     [ -n "$fetched" ]
     tell unpacking
     mkdir "$part/bundle"
-    tar -xzf "$part/bundle.tar.gz" -C "$part/bundle" --no-same-owner
-    rm "$part/bundle.tar.gz"
+    tar -xzf "$packed" -C "$part/bundle" --no-same-owner
+    rm "$packed"
     mv "$part/bundle" "$BUNDLE"
     rmdir "$part"
 fi
@@ -103,7 +108,8 @@ set -- "$STATE/agent" "$BUNDLE/bin/python3" -P -m penstock.agent --server "$SERV
 if [ -d /run/systemd/system ]; then
     systemctl stop penstock-agent 2>/dev/null || true
     systemctl reset-failed penstock-agent 2>/dev/null || true
-    systemd-run --unit=penstock-agent --property=KillMode=process --property=Delegate=yes "$@"
+    systemd-run --unit=penstock-agent --property=KillMode=process --property=Delegate=yes \
+        --property=Restart=on-failure --property=RestartSec=1 "$@"
 else
     if [ -f "$STATE/agent.pid" ] && kill -0 "$(cat "$STATE/agent.pid")" 2>/dev/null; then
         echo "the agent runs already"
@@ -120,7 +126,8 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What every host of an installation is told."""
 
     server: str
-    bundle_url: str  #: `$SERVER/…` of ours, or an object's address in the root
+    bundle_url: str  #: of the server
+    bucket_url: str = ""  #: of an object with the same bytes, which is nearer; "": there is none
     sha256: str
     built_for: str  #: the C library the bundle needs
 
@@ -138,22 +145,30 @@ def by_hand(given: Mapping[str, str], machine: str) -> str:
     """The same script for a host whose metadata is not ours to write: what it would ask for stands in it."""
     script = given[SCRIPT_KEY]
     for name, key, value in (("TOKEN", TOKEN_KEY, given[TOKEN_KEY]), ("MACHINE", "penstock-machine", machine)):
-        asked = f"{name}=$(meta attributes/{key})\n"
-        assert asked in script
-        script = script.replace(asked, f"{name}={shlex.quote(value)}\n")
+        asked = next(line for line in script.splitlines() if line.startswith(f"{name}=$(meta attributes/{key}"))
+        script = script.replace(f"{asked}\n", f"{name}={shlex.quote(value)}\n")
     return script
 
 
+def is_ours(script: str) -> bool:
+    """Whether a startup script was made here."""
+    return _MARK in script
+
+
 def _fetch(boot: Boot) -> str:
-    """How the bundle comes: from the server with the join token, or from a bucket with the machine's own account."""
-    if boot.bundle_url.startswith(boot.server):
-        return (
-            'fetch() { curl -sSf -m 600 -o "$1" -H "Authorization: Bearer $TOKEN" '
-            f'"{_plain(boot.bundle_url)}?slice=$SLICE"; }}\n'
-        )
-    account = 'meta service-accounts/default/token | sed \'s/.*"access_token" *: *"\\([^"]*\\)".*/\\1/\''
-    authorized = f'-H "Authorization: Bearer $({account})"'
-    return f'fetch() {{ curl -sSf -m 600 -o "$1" {authorized} "{_plain(boot.bundle_url)}"; }}\n'
+    """How the bundle comes: from a bucket with the machine's own account where it lies there, and from the server.
+
+    The join token is for the server alone, the account's for the bucket alone. What comes is held against its hash, so
+    that a bucket which somebody else can write to is no way in.
+    """
+    asked = f'-H "Authorization: Bearer $TOKEN" "{_plain(boot.bundle_url)}?slice=$SLICE"'
+    lines = [f'from_server() {{ curl -sSf -m 600 -o "$1" {asked}; }}']
+    if boot.bucket_url:
+        account = 'meta service-accounts/default/token | sed \'s/.*"access_token" *: *"\\([^"]*\\)".*/\\1/\''
+        authorized = f'-H "Authorization: Bearer $({account})"'
+        lines.append(f'from_bucket() {{ curl -sSf -m 600 -o "$1" {authorized} "{_plain(boot.bucket_url)}"; }}')
+    lines.append(f"SOURCES='{'bucket server' if boot.bucket_url else 'server'}'")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _mounts(mounts: tuple[Mount, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.capacity.startup import SCRIPT_KEY, is_ours
 from penstock.domain import cloud
 from penstock.domain.catalogue import find
 from penstock.domain.cloud import CloudWish
@@ -77,7 +78,7 @@ def accelerator_type(name: str) -> str:
 
 def is_queued(wish: CloudWish) -> bool:
     """Whether this kind of capacity can only be had, or is wanted, by a queued resource."""
-    return wish.queued or wish.kind == cloud.FLEX_START or bool(wish.reservation)
+    return wish.in_line
 
 
 def version(wish: CloudWish) -> str:
@@ -176,9 +177,19 @@ def without_ours(node: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in (node.get("labels") or {}).items() if key not in _OUR_LABELS}
 
 
+def without_our_script(node: Mapping[str, Any]) -> dict[str, str]:
+    """A node's metadata as its owner left it."""
+    return {
+        key: str(value)
+        for key, value in (node.get("metadata") or {}).items()
+        if key != SCRIPT_KEY or not is_ours(str(value))
+    }
+
+
 def existing(node: Mapping[str, Any], zone: str) -> Existing:
     """A node as somebody who wants to adopt it sees it."""
     labels, bought = node.get("labels") or {}, node.get("schedulingConfig") or {}
+    script = str((node.get("metadata") or {}).get(SCRIPT_KEY) or "")
     return Existing(
         name=str(node["name"]).rpartition("/")[2],
         zone=zone,
@@ -187,6 +198,7 @@ def existing(node: Mapping[str, Any], zone: str) -> Existing:
         spot=bool(bought.get("spot") or bought.get("preemptible")),
         owner=labels.get(OWNER_LABEL),
         slice=labels.get(SLICE_LABEL),
+        script=bool(script) and not is_ours(script),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY
 from penstock.capacity.tpu_requests import (
     KEEP_LABEL,
     OWNER_LABEL,
@@ -29,6 +30,7 @@ from penstock.capacity.tpu_requests import (
     seen_node,
     seen_queued,
     version,
+    without_our_script,
     without_ours,
 )
 from penstock.capacity.tpu_rest import Absent, TpuRest, operation_error
@@ -44,12 +46,19 @@ from penstock.ports.capacity import (
     Existing,
     Listing,
     PermissionDenied,
+    RateLimited,
     Seen,
     Transient,
 )
 from penstock.ports.clock import Clock
 
 FOLLOW_EVERY_S: Final = 2.0
+#: Operations asked about in one round, those first that were not for longest: ten calls a second, however many create.
+FOLLOWED_AT_ONCE: Final = 20
+#: A zone that does not answer holds up the round of all for so long.
+FOLLOW_CALL_S: Final = 5.0
+#: After "asked too often" without a word for how long.
+FOLLOW_REST_S: Final = 10.0
 #: A create whose operation says nothing for so long is left to listings.
 FOLLOW_S_MAX: Final = 3600.0
 _V2: Final = "v2"
@@ -65,6 +74,7 @@ class _Create(msgspec.Struct):
     version: str
     machine: str
     since: float
+    asked: float  #: when its operation was last asked about
     error: str = ""
 
 
@@ -97,6 +107,7 @@ class TpuVmCapacity:
         self._creates: dict[str, _Create] = {}  #: by slice, until it is ready, failed and deleted, or old
         self._queued: dict[str, str] = {}  #: slices known to be queued resources -> API version
         self._adopted: dict[str, str] = {}  #: slice -> the node that somebody else made and named
+        self.with_token: set[str] = set()  #: slices whose machines can still read the join token, as last seen
         self._begun = asyncio.Event()
 
     @property
@@ -121,9 +132,8 @@ class TpuVmCapacity:
             )
         except Absent as error:  # the zone, or the type in this zone
             raise PermissionDenied(str(error)) from error
-        self._creates[wanted.id] = _Create(
-            wanted.zone, str(operation.get("name", "")), api, machine, self._clock.steady()
-        )
+        now = self._clock.steady()
+        self._creates[wanted.id] = _Create(wanted.zone, str(operation.get("name", "")), api, machine, now, now)
         self._begun.set()
         return Seen(
             name=wanted.id, zone=wanted.zone, provider_id=machine, state=CREATING, label=self._label, detail="asked for"
@@ -168,6 +178,7 @@ class TpuVmCapacity:
             await self._let_go(name, zone)
             return
         parent = self._rest.zone(zone)
+        self.with_token.discard(name)
         create = self._creates.pop(name, None)
         try:
             if name in self._queued or await self._one(f"{parent}/queuedResources/{name}", _V2) is not None:
@@ -191,6 +202,15 @@ class TpuVmCapacity:
         node = await self._one(f"{self._rest.zone(zone)}/nodes/{self._adopted.get(name, name)}", _V2)
         return host_addresses(node) if node is not None else ()
 
+    async def clear_token(self, name: str, zone: str) -> None:
+        """Take the join token out of what the machines of a slice, and whatever runs there, can read."""
+        path = f"{self._rest.zone(zone)}/nodes/{self._adopted.get(name, name)}"
+        node = await self._one(path, _V2)
+        kept = dict((node or {}).get("metadata") or {})
+        if kept.pop(TOKEN_KEY, None) is not None:
+            await self._rest.call("PATCH", path, query={"updateMask": "metadata"}, body={"metadata": kept})
+        self.with_token.discard(name)
+
     # --- what somebody else made ---
     async def inspect(self, name: str, zone: str) -> Existing | None:
         """A node by its own name, whoever made it; `owner` is the controller's word where it is ours."""
@@ -200,23 +220,30 @@ class TpuVmCapacity:
         found = existing(node, zone)
         return msgspec.structs.replace(found, owner=self._label) if found.owner == self._owner else found
 
-    async def adopt(self, name: str, zone: str, slice: str, machine: str, *, own: bool) -> None:
-        """Label a node as the slice of ours that the store already has."""
+    async def adopt(self, name: str, zone: str, slice: str, machine: str, *, own: bool, script: str = "") -> None:
+        """Label a node as the slice of ours that the store already has; `script` is for its next boot."""
         path = f"{self._rest.zone(zone)}/nodes/{name}"
         node = await self._rest.call("GET", path)
         labels = adopted_labels(node, self._owner, slice, machine, own=own)
-        await self._rest.call("PATCH", path, query={"updateMask": "labels"}, body={"labels": labels})
+        metadata = without_our_script(node)
+        if script and SCRIPT_KEY not in metadata:
+            metadata[SCRIPT_KEY] = script
+        await self._describe(path, labels, metadata)
         self._adopted[slice] = name
 
+    async def _describe(self, path: str, labels: Mapping[str, str], metadata: Mapping[str, str]) -> None:
+        body = {"labels": labels, "metadata": metadata}
+        await self._rest.call("PATCH", path, query={"updateMask": "labels,metadata"}, body=body)
+
     async def _let_go(self, slice: str, zone: str) -> None:
-        """What was adopted stays, without our labels, unless whoever adopted it gave it to us for good."""
+        """What was adopted stays, without our labels and script, unless whoever adopted it gave it to us for good."""
         path = f"{self._rest.zone(zone)}/nodes/{self._adopted[slice]}"
         node = await self._one(path, _V2)
         labels = (node or {}).get("labels") or {}
         if node is None or labels.get(OWNER_LABEL) != self._owner or labels.get(SLICE_LABEL) != slice:
             self._adopted.pop(slice)
         elif labels.get(KEEP_LABEL):
-            await self._rest.call("PATCH", path, query={"updateMask": "labels"}, body={"labels": without_ours(node)})
+            await self._describe(path, without_ours(node), without_our_script(node))
         else:
             await self._rest.call("DELETE", path)
 
@@ -228,14 +255,18 @@ class TpuVmCapacity:
                 self._begun.clear()
                 await self._begun.wait()
                 continue
-            await asyncio.gather(*(self._follow(name) for name in open_ones))
-            await self._clock.sleep(FOLLOW_EVERY_S)
+            open_ones.sort(key=lambda name: self._creates[name].asked)
+            rests = await asyncio.gather(*(self._follow(name) for name in open_ones[:FOLLOWED_AT_ONCE]))
+            await self._clock.sleep(max(FOLLOW_EVERY_S, *rests))
 
     # --- parts ---
     def _shown(self, node: Mapping[str, Any], zone: str) -> Seen:
         """A node as the controller knows it: one that was adopted has a name of its own and is known by its slice."""
         seen = self._known(seen_node(node, zone))
         slice = (node.get("labels") or {}).get(SLICE_LABEL)
+        if seen.label == self._label:
+            known = self.with_token.add if TOKEN_KEY in (node.get("metadata") or {}) else self.with_token.discard
+            known(slice or seen.name)
         if slice is None or seen.label != self._label:
             return seen
         self._adopted[slice] = seen.name
@@ -253,25 +284,37 @@ class TpuVmCapacity:
         except Absent:
             return None
 
-    async def _follow(self, name: str) -> None:
-        create = self._creates[name]
-        if self._clock.steady() - create.since > FOLLOW_S_MAX:
+    async def _follow(self, name: str) -> float:
+        """Ask about one create's operation; answers for how long the service wants to be left alone."""
+        create = self._creates.get(name)
+        if create is None:  # deleted since it was chosen
+            return 0.0
+        create.asked = self._clock.steady()
+        if create.asked - create.since > FOLLOW_S_MAX:
             create.operation = ""
-            return
+            return 0.0
         try:
-            operation = await self._rest.call("GET", create.operation, version=create.version)
+            async with asyncio.timeout(FOLLOW_CALL_S):
+                operation = await self._rest.call("GET", create.operation, version=create.version)
+        except TimeoutError:
+            return 0.0
         except Absent:
             create.operation = ""  # forgotten by the service: listings tell the rest
-            return
+            return 0.0
+        except RateLimited as error:
+            return FOLLOW_REST_S if error.retry_after_s is None else error.retry_after_s
         except Transient as error:
             logger.info("operation of %s: %s; asking again", name, error)
-            return
+            return 0.0
         except CapacityError as error:
             logger.warning("operation of %s cannot be read: %s", name, error)
             create.operation = ""
-            return
-        if not operation.get("done"):
-            return
+            return 0.0
+        if operation.get("done"):
+            self._ended(name, create, operation)
+        return 0.0
+
+    def _ended(self, name: str, create: _Create, operation: Mapping[str, Any]) -> None:
         create.operation = ""
         failure = operation_error(operation)
         if failure is not None:

@@ -23,6 +23,7 @@ from penstock.domain.lifecycle import (
 )
 from penstock.domain.nouns import Attempt, Bound, Chain, Job, Queue, Save, Slice, StopOrder
 from penstock.domain.reservations import others_claim
+from penstock.domain.transfers import Transfer
 from penstock.ports.store import Transaction
 
 
@@ -175,6 +176,21 @@ def note_save(tx: Transaction, id: str, host: int, cost_s: float | None, at: flo
     )
     saves = (*(each for each in attempt.saves if each.host != host), save)
     tx.save(msgspec.structs.replace(attempt, saves=saves), "attempt.saved", body={"host": host, "count": save.count})
+
+
+@verb
+def note_transfer(tx: Transaction, id: str, transfer: Transfer) -> None:
+    """A checkpoint is on its way from another region's root, or has come: how much it is, and what that costs."""
+    attempt = live_attempt(tx, id)
+    done, before = transfer.done_at is not None, attempt.copied
+    if before is not None and (before.source, before.target) == (transfer.source, transfer.target):
+        # A server that goes on where a killed one was: it began when that one did.
+        transfer = msgspec.structs.replace(transfer, begun_at=before.begun_at)
+    tx.save(
+        msgspec.structs.replace(attempt, copied=transfer),
+        "attempt.copied" if done else "attempt.copying",
+        body={"source": transfer.source, "target": transfer.target, "bytes": transfer.size, "usd": transfer.usd},
+    )
 
 
 class Fenced(msgspec.Struct, frozen=True):

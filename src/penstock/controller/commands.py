@@ -17,6 +17,7 @@ from penstock.domain.admission import BadInput
 from penstock.domain.ids import IdMaker
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES
 from penstock.domain.nouns import Attempt, Job, JobSpec, Pool, Queue, Reservation, Slice, Team
+from penstock.domain.transfers import Transfer
 from penstock.ports.clock import Clock
 from penstock.ports.store import Reader, Store
 
@@ -135,6 +136,10 @@ class Commands:
     async def note_save(self, attempt: str, host: int, cost_s: float | None, at: float | None = None) -> None:
         """A checkpoint of one host of an attempt is whole in the root since `at`; None: since now."""
         await self._store.transact(attempts.note_save, attempt, host, cost_s, at)
+
+    async def note_transfer(self, attempt: str, transfer: Transfer) -> None:
+        """A checkpoint that an attempt goes on from is copied from another region first."""
+        await self._store.transact(attempts.note_transfer, attempt, transfer)
 
     async def put_pool(self, pool: Pool) -> Pool:
         """Create a pool, or resize it."""

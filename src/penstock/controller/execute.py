@@ -8,8 +8,11 @@ again what the plan assumed, so a stale plan does nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
+from typing import Final
 
 import msgspec
 
@@ -46,6 +49,10 @@ REFUSED_WAIT_S: Mapping[type[CapacityError], float | None] = {
 }
 
 
+#: Creates that one zone may leave unanswered.
+CREATES_IN_LANE: Final = limits.CALLS_AT_ONCE // 2
+
+
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's intent with the names its slices shall have: (name, zone) of each."""
 
@@ -54,6 +61,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     wanted: tuple[tuple[str, str], ...]
     race: str | None
     number: int | None = None
+    beside: str | None = None
 
 
 Step = (
@@ -85,7 +93,7 @@ def _carry_out_one(tx: Transaction, step: Step) -> None:
         case attempts.Placement():
             attempts.place_one(tx, step)
         case Wish():
-            slices.intend(tx, step.pool, step.team, step.wanted, step.race, step.number)
+            slices.intend(tx, step.pool, step.team, step.wanted, step.race, step.number, step.beside)
         case actions.Release():
             slices.release(tx, step.slice, step.why, step.useless)
         case actions.Drain():
@@ -112,6 +120,7 @@ class Executor:
         ids: IdMaker,
         evidence: Evidence,
         calls: Calls,
+        paces: Mapping[str, Pace],
         label: str,
     ) -> None:
         self._store = store
@@ -122,17 +131,17 @@ class Executor:
         self._evidence = evidence
         self._calls = calls
         self._label = label
-        self._pace = {name: Pace(clock, limits.CREATES_PER_MINUTE) for name in capacities}
+        self._paces = paces
 
     async def perform(self, plan: Plan) -> None:
         """Commit the plan's decisions, then start the calls that follow from them."""
         steps = [step for action in plan.actions if (step := self._step(action)) is not None]
         if steps:
             await self._store.transact(carry_out, steps)
+        creates: list[str] = []
         for step in steps:
             if isinstance(step, Wish):
-                for name, _ in step.wanted:
-                    self._start("create", name, self._create)
+                creates += (name for name, _ in step.wanted)
             elif isinstance(step, actions.Release):
                 self._start("delete", step.slice, self._delete)
             elif isinstance(step, actions.Bury):
@@ -140,7 +149,7 @@ class Executor:
         for action in plan.actions:
             match action:
                 case actions.Create():
-                    self._start("create", action.slice, self._create)
+                    creates.append(action.slice)
                 case actions.Delete():
                     self._start("delete", action.slice, self._delete)
                 case actions.Ask():
@@ -149,6 +158,29 @@ class Executor:
                     self._calls.start(f"fence {action.attempt}", partial(self._fence, action.attempt))
                 case _:
                     pass
+        await self._start_creates(creates)
+
+    async def _start_creates(self, ids: Sequence[str]) -> None:
+        """Start as many as their providers' pace allows, zone after zone in turn; a later plan asks for the others.
+
+        A zone that does not answer gets half of its lane at most: it neither eats up the pace nor delays deletes.
+        """
+        if not ids or not any(pace.open for pace in self._paces.values()):
+            return
+        lines: dict[tuple[str, str], list[str]] = {}
+        free: Counter[tuple[str, str]] = Counter()
+        for slice in await self._store.read(_read_slices, ids):
+            zone = (slice.provider, slice.zone)
+            if slice.id in self._evidence.busy:
+                free[zone] -= 1
+            elif slice.state is SliceState.INTENDED:
+                lines.setdefault(zone, []).append(slice.id)
+        chosen = {zone: line[: max(0, CREATES_IN_LANE + free[zone])] for zone, line in sorted(lines.items())}
+        for turn in zip_longest(*([(provider, id) for id in line] for (provider, _), line in chosen.items())):
+            for provider, id in (each for each in turn if each is not None):
+                pace = self._paces.get(provider)
+                if pace is not None and pace.take():
+                    self._start("create", id, self._create)
 
     def _step(self, action: Action) -> Step | None:
         """The part of an action that is a commit, with the ids it needs."""
@@ -166,9 +198,15 @@ class Executor:
                     backfilled=action.backfilled,
                 )
             case actions.Intend():
-                race = self._ids.make("race", now) if len(action.zones) > 1 else None
-                wanted = tuple((self._ids.make("slice", now), zone) for zone in action.zones)
-                return Wish(pool=action.pool, team=action.team, wanted=wanted, race=race, number=action.number)
+                raced = len(action.zones) > 1 or action.beside is not None
+                return Wish(
+                    pool=action.pool,
+                    team=action.team,
+                    wanted=tuple((self._ids.make("slice", now), zone) for zone in action.zones),
+                    race=self._ids.make("race", now) if raced else None,
+                    number=action.number,
+                    beside=action.beside,
+                )
             case actions.Create() | actions.Delete() | actions.Ask() | actions.Fence():
                 return None
             case _:
@@ -187,6 +225,9 @@ class Executor:
         finally:
             self._evidence.busy.discard(slice)
 
+    def _lane(self, slice: Slice) -> asyncio.Semaphore:
+        return self._calls.lane(f"{slice.provider} {slice.zone}")
+
     async def _slice(self, id: str) -> Slice | None:
         return await self._store.read(_read_slice, id)
 
@@ -194,16 +235,15 @@ class Executor:
         slice = await self._slice(id)
         if slice is None or slice.state is not SliceState.INTENDED:
             return
-        pace = self._pace.get(slice.provider)
-        if pace is None or not pace.take():
-            return
         try:
-            seen = await self._ask_for(slice)
+            async with self._lane(slice):
+                seen = await self._ask_for(slice)
         except RateLimited as error:
-            pace.hold(error.retry_after_s if error.retry_after_s is not None else 10.0)
+            self._paces[slice.provider].hold("create", error.retry_after_s)
             return
         except (Stockout, QuotaExceeded, PermissionDenied) as error:
-            await self._store.transact(slices.refuse, id, str(error), REFUSED_WAIT_S[type(error)])
+            full = isinstance(error, QuotaExceeded)
+            await self._store.transact(slices.refuse, id, str(error), REFUSED_WAIT_S[type(error)], full)
             return
         except (CapacityError, TimeoutError):
             return  # whether it took effect is unknown: the next plan asks again, by name
@@ -233,10 +273,13 @@ class Executor:
         slice = await self._slice(id)
         if slice is None or slice.state is not SliceState.DELETING:
             return
+        pace = self._paces.get(slice.provider)
+        if pace is not None and pace.held("delete"):
+            return
         self._evidence.deleted(id)
         try:
             capacity = self._capacity(slice)
-            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            async with self._lane(slice), asyncio.timeout(limits.CALL_TIMEOUT_S):
                 if slice.provider_id is None:
                     # Nobody has ever confirmed that what bears this name is ours.
                     seen = await capacity.get(id, slice.zone)
@@ -244,7 +287,7 @@ class Executor:
                         return
                 await capacity.delete(id, slice.zone)
         except RateLimited as error:
-            self._pace[slice.provider].hold(error.retry_after_s or 10.0)
+            self._paces[slice.provider].hold("delete", error.retry_after_s)
         except (CapacityError, TimeoutError):
             return  # repeated after `DELETE_RETRY_S` until a get says that it does not exist
 
@@ -253,7 +296,7 @@ class Executor:
         if slice is None:
             return
         try:
-            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            async with self._lane(slice), asyncio.timeout(limits.CALL_TIMEOUT_S):
                 seen = await self._capacity(slice).get(id, slice.zone)
         except (CapacityError, TimeoutError):
             self._evidence.doubted(id)
@@ -271,7 +314,7 @@ class Executor:
             return
         path = fence_path(wanted.job, wanted.replica)
         try:
-            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            async with self._calls.lane("objects"), asyncio.timeout(limits.CALL_TIMEOUT_S):
                 await self._objects.put(path, str(wanted.fence).encode())
         except (ObjectsError, TimeoutError):
             self._evidence.objects_down = True
@@ -286,3 +329,7 @@ class Executor:
 
 def _read_slice(reader: Reader, id: str) -> Slice | None:
     return reader.slice(id)
+
+
+def _read_slices(reader: Reader, ids: Sequence[str]) -> list[Slice]:
+    return reader.slices(ids)

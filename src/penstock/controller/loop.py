@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.controller.agents import Agents
-from penstock.controller.calls import Calls
+from penstock.controller.calls import Calls, Pace
 from penstock.controller.commands import Commands
 from penstock.controller.execute import Executor
 from penstock.controller.leader import Leadership
@@ -58,7 +58,9 @@ class Controller:
         self._evidence = evidence or Evidence(clock)
         self._leadership = Leadership(store.bound(actor=holder), holder, clock)
         self._projection = Projection(store)
-        self._calls = Calls(limits.CALLS_AT_ONCE * max(1, len(capacities)))
+        self._calls = Calls(limits.CALLS_AT_ONCE)
+        # They outlive a lead that is lost and taken again: the provider counts calls, not leaders.
+        self._paces = {name: Pace(clock, limits.CREATES_PER_MINUTE, limits.CREATES_AT_ONCE) for name in capacities}
         self._executor: Executor | None = None
         self._observer: Observer | None = None
         self._holder = holder
@@ -154,6 +156,7 @@ class Controller:
                 self._ids,
                 self._evidence,
                 self._calls,
+                self._paces,
                 self._label,
             )
             self._observer = Observer(
@@ -162,6 +165,7 @@ class Controller:
                 self._clock,
                 self._evidence,
                 self._calls,
+                self._paces,
                 self._label,
                 lambda: self._projection.snapshot,
             )

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from penstock.controller.calls import Calls
+from penstock.controller.calls import Calls, Pace
 from penstock.controller.slices import observe, sweep
 from penstock.controller.witness import Evidence
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.planner.snapshot import Snapshot
-from penstock.ports.capacity import Capacity, CapacityError, Listing, Seen
+from penstock.ports.capacity import Capacity, CapacityError, Listing, RateLimited, Seen
 from penstock.ports.clock import Clock
 from penstock.ports.store import Store
 
@@ -31,6 +31,7 @@ class Observer:
         clock: Clock,
         evidence: Evidence,
         calls: Calls,
+        paces: Mapping[str, Pace],
         label: str,
         snapshot: Callable[[], Snapshot],
     ) -> None:
@@ -39,6 +40,7 @@ class Observer:
         self._clock = clock
         self._evidence = evidence
         self._calls = calls
+        self._paces = paces
         self._label = label
         self._snapshot = snapshot
         self._listed_at: dict[tuple[str, str], float] = {}
@@ -50,7 +52,7 @@ class Observer:
         now = self._clock.steady()
         for key, settling in sorted(self._zones().items()):
             every = limits.LIST_EVERY_S / 4 if settling else limits.LIST_EVERY_S
-            due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every
+            due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every and not self._paces[key[0]].held("list")
             if due and self._calls.start(f"list {key[0]} {key[1]}", partial(self._list, *key)):
                 self._listed_at[key] = now
 
@@ -104,6 +106,9 @@ class Observer:
         try:
             async with asyncio.timeout(limits.CALL_TIMEOUT_S):
                 return await self._capacities[provider].list(zone)
+        except RateLimited as error:
+            self._paces[provider].hold("list", error.retry_after_s)
+            return None
         except (CapacityError, TimeoutError):
             return None
 

@@ -31,15 +31,31 @@ def intend(
     wanted: Sequence[tuple[str, str]],
     race: str | None,
     number: int | None = None,
+    beside: str | None = None,
 ) -> None:
-    """Commit the wish for one slice, in one zone or racing in several: `wanted` is (name, zone) of each."""
+    """Commit the wish for one slice, in one zone or racing in several: `wanted` is (name, zone) of each.
+
+    `beside` names a slice whose creation is slow: what is wanted races it, in its race if it is in one.
+    """
     pool = tx.pool(pool_name)
     if pool is None or pool.deleted or tx.control().maintenance:
         raise Outdated(f"pool {pool_name} makes no slices now")
     if team != pool.team and team not in pool.teams:
         raise Outdated(f"team {team} may not use pool {pool_name}")
+    if beside is not None:
+        race = _raced(tx, beside, race)
     for id, zone in wanted:
         _intend_one(tx, pool, team, id, zone, race, number)
+
+
+def _raced(tx: Transaction, id: str, race: str | None) -> str | None:
+    """The race of a slice that is still coming; if it was alone, from now on this one."""
+    slice = _slice(tx, id)
+    if slice.state not in _COMING:
+        raise Outdated(f"slice {id} is {slice.state.value}: there is nothing to race")
+    if slice.race is None:
+        slice = save_slice(tx, slice, msgspec.structs.replace(slice, race=race), "slice.raced", race=race)
+    return slice.race
 
 
 def _intend_one(
@@ -74,6 +90,7 @@ def _intend_one(
         chips=pool.chips,
         hosts=pool.hosts,
         race=race,
+        number=number,
         spot=pool.spot,
     )
 
@@ -96,7 +113,13 @@ def _observe_one(tx: Transaction, slice: Slice, seen: Seen) -> None:
         slice = save_slice(
             tx,
             slice,
-            msgspec.structs.replace(slice, state=SliceState.CREATING, provider_id=seen.provider_id),
+            msgspec.structs.replace(
+                slice,
+                state=SliceState.CREATING,
+                provider_id=seen.provider_id,
+                # One that is ready when it is first seen was asked for long ago: nobody knows when.
+                asked_at=tx.at if seen.state == CREATING else None,
+            ),
             "slice.creating",
             provider_id=seen.provider_id,
         )
@@ -135,7 +158,7 @@ def settle_ready(tx: Transaction, slice: Slice) -> Slice:
         or None in slice.joined
     ):
         return slice
-    _learn(tx, slice, "granted", ready_s=max(0.0, tx.at - slice.intended_at))
+    _learn(tx, slice, "granted", ready_s=max(0.0, tx.at - slice.begun_at))
     ready = msgspec.structs.replace(slice, state=SliceState.READY, ready_at=tx.at, idle_since=tx.at)
     return save_slice(tx, slice, ready, "slice.ready")
 
@@ -176,12 +199,24 @@ def _one_line(log: str) -> str:
 
 
 @verb
-def refuse(tx: Transaction, id: str, why: str, wait_s: float | None) -> None:
-    """The provider would not create it: learn, and let the name go. Nothing exists that would need a delete."""
+def refuse(tx: Transaction, id: str, why: str, wait_s: float | None, quota: bool = False) -> None:
+    """The provider would not create it: learn, and let the name go. Nothing exists that would need a delete.
+
+    A quota that is full because something of ours is still on its way out is free again once that is gone: a fleet as
+    large as its quota must not rest for minutes after each preemption.
+    """
     slice = _slice(tx, id)
+    if quota and any(each.provider == slice.provider and _on_its_way_out(each) for each in tx.live_slices()):
+        wait_s = limits.QUOTA_FREED_S
     _learn(tx, slice, "refused", refuse_s=wait_s, why=why)
     if slice.state in _COMING:
         release_slice(tx, slice, why)
+
+
+def _on_its_way_out(slice: Slice) -> bool:
+    """Whether it exists, or did a moment ago, and is to be deleted: until then it holds quota."""
+    leaving = (SliceState.DRAINING, SliceState.DELETING, *BROKEN_SLICE_STATES)
+    return slice.provider_id is not None and slice.state in leaving
 
 
 @verb
@@ -260,7 +295,7 @@ def release(tx: Transaction, id: str, why: str, useless: bool = False) -> None:
         attempt = tx.attempt(slice.attempt)
         if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES:
             raise Outdated(f"slice {id} is in use by {attempt.id}")
-    if slice.state in _COMING and tx.at - slice.intended_at >= limits.CREATE_TIMEOUT_S:
+    if slice.state in _COMING and tx.at - slice.begun_at >= zones.patience_s(_zone(tx, slice), slice.cloud):
         _learn(tx, slice, "refused")  # a zone that never delivers is a dry one
     elif useless:
         # Whether its hosts cannot reach us or never came up: each further try is paid for.
@@ -308,8 +343,8 @@ def sweep(tx: Transaction, provider: str, seen: Seen) -> bool:
             hosts=0,
             intended_at=tx.at,
         )
-        facts = {"pool": "", "team": "", "provider": provider, "zone": seen.zone, "chips": 0, "race": None}
-        slice = save_slice(tx, None, unknown, "slice.intended", **facts)
+        facts = {"pool": "", "team": "", "provider": provider, "zone": seen.zone, "chips": 0}
+        slice = save_slice(tx, None, unknown, "slice.intended", **facts, race=None, number=None)
         slice = save_slice(
             tx,
             slice,
@@ -336,15 +371,19 @@ def _learn(
     why: str = "",
 ) -> None:
     """Remember what this slice says of its kind of capacity in its zone."""
-    id = zone_id(slice.provider, slice.zone, slice.accelerator, slice.spot)
-    known = tx.zone(id)
-    before = known or Zone(provider=slice.provider, zone=slice.zone, accelerator=slice.accelerator, spot=slice.spot)
+    before = _zone(tx, slice)
     after = zones.learn(before, outcome, tx.at, ready_s=ready_s, life_s=life_s, refuse_s=refuse_s, why=why)
     body: dict[str, object] = {"outcome": outcome, "ready_s": ready_s, "life_s": life_s}
-    if known is None:
+    if before.version == 0:
         tx.add(after, "zone.learned", body=body)
     else:
         tx.save(after, "zone.learned", body=body)
+
+
+def _zone(tx: Transaction, slice: Slice) -> Zone:
+    """What is known of a slice's kind of capacity in its zone."""
+    kind = (slice.provider, slice.zone, slice.accelerator, slice.spot)
+    return tx.zone(zone_id(*kind)) or Zone(provider=kind[0], zone=kind[1], accelerator=kind[2], spot=kind[3])
 
 
 def _slice(tx: Transaction, id: str) -> Slice:

@@ -7,6 +7,8 @@ It must not decide what follows from an age.
 
 from __future__ import annotations
 
+from math import inf
+
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.planner.snapshot import Snapshot, Witness
@@ -23,6 +25,7 @@ class Evidence:
         self._ticked_at = clock.steady()
         self._heard: dict[str, dict[int, float]] = {}  #: slice -> host -> when it was last heard
         self._least: dict[str, float] = {}  #: slice -> when its most silent host of those was last heard
+        self._met: dict[str, float] = {}  #: slice -> when it was first seen ready with a host not heard yet
         self._listed_without: dict[str, tuple[float, float]] = {}
         self._missing: set[str] = set()
         self._denied: set[str] = set()
@@ -114,21 +117,25 @@ class Evidence:
         """Slices with a host not heard for long, and for how long; the simulator's quiet agents answer otherwise."""
         floor = self.listening_since
         limit = steady - limits.SILENCE_S
-        if floor > limit:
-            return {}
         # Ten thousand slices pass here each tick, nearly all of them heard a moment ago: one look-up each.
         least, heard = self._least, self._heard
         doubtful = [
             slice
             for id, slice in snapshot.slices.items()
-            if least.get(id, 0.0) <= limit or (slice.hosts > 1 and len(heard[id]) < slice.hosts)
+            if least.get(id, -inf) <= limit or (slice.hosts > 1 and len(heard[id]) < slice.hosts)
         ]
         silent = {}
         for slice in doubtful:
+            if slice.ready_at is None:
+                continue
             hosts = heard.get(slice.id, {})
-            oldest = min(hosts.values()) if hosts and len(hosts) == slice.hosts else floor
+            if len(hosts) == slice.hosts:
+                oldest = min(hosts.values())
+            else:
+                # A plan may see that a slice is ready before whoever committed its last host's join says so here.
+                oldest = self._met.setdefault(slice.id, steady)
             age = steady - max(oldest, floor)
-            if slice.ready_at is not None and age >= limits.SILENCE_S:
+            if age >= limits.SILENCE_S:
                 silent[slice.id] = age
         return silent
 
@@ -162,3 +169,5 @@ class Evidence:
         if len(self._heard) > 2 * (len(snapshot.slices) + 256):
             for id in [id for id in self._heard if id not in snapshot.slices]:
                 del self._heard[id], self._least[id]
+        for id in [id for id in self._met if id not in snapshot.slices]:
+            del self._met[id]

@@ -47,6 +47,11 @@ class CloudWish(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     mounts: tuple[Mount, ...] = ()
 
     @property
+    def in_line(self) -> bool:
+        """Whether it waits in the provider's own line: this kind of capacity can only be had, or is wanted, so."""
+        return self.queued or self.kind == FLEX_START or bool(self.reservation)
+
+    @property
     def spot(self) -> bool:
         """Whether the provider may take it away at any time."""
         return self.kind in (SPOT, PREEMPTIBLE)

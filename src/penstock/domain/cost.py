@@ -139,9 +139,11 @@ def parts_of(hold: Hold, since: float, until: float) -> Parts:
 def pour(hold: Hold, since: float, until: float, into: Parts) -> float:
     """Add what of an attempt lies in the window; answers what it held. A hundred thousand of these make one page."""
     began, closed_at, cause, chips = hold.created_at, hold.closed_at, hold.cause, hold.chips
-    # A clock that stepped back, or a window before it began, makes nothing negative.
-    closed = max(began, until if closed_at is None else closed_at)
-    started = closed if hold.started_at is None else max(began, min(hold.started_at, closed))
+    closed, started = closed_at, hold.started_at
+    if closed is None or started is None or not began <= started <= closed:
+        # It lives, never started, or a clock stepped back: nothing becomes negative.
+        closed = max(began, until if closed is None else closed)
+        started = closed if started is None else max(began, min(started, closed))
     # Kept is what ran before the newest checkpoint, and all of what ended well.
     kept = closed if cause is Cause.SUCCEEDED else started
     if hold.saves and kept < closed:
@@ -214,7 +216,11 @@ class Ledger:
 
     def hold(self, hold: Hold) -> None:
         price = hold.usd_per_chip_hour
-        held = pour(hold, self.since, self.until, self._row(self._key(hold) or NAMELESS, price))
+        key = self._key(hold) or NAMELESS, price
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Parts()
+        held = pour(hold, self.since, self.until, row)
         at = hold.zone, price
         self._used[at] = self._used.get(at, 0.0) + held
 

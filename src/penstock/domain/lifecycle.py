@@ -105,7 +105,7 @@ ATTEMPT_TABLE: Table = {
     **_to((AttemptState.ASSIGNED, AttemptState.LAUNCHING), "attempt.launched", AttemptState.LAUNCHING),
     (AttemptState.LAUNCHING, "attempt.started"): AttemptState.RUNNING,
     **_same(_LIVE_ATTEMPT, "attempt.reported", "attempt.stopping", "attempt.fencing", "attempt.fenced"),
-    **_same(_LIVE_ATTEMPT, "attempt.saved"),
+    **_same(_LIVE_ATTEMPT, "attempt.saved", "attempt.copying", "attempt.copied"),
     **_to(_LIVE_ATTEMPT, "attempt.closed", AttemptState.CLOSED),
     **_same(tuple(AttemptState), "attempt.report_rejected"),
 }
@@ -114,6 +114,7 @@ SLICE_TABLE: Table = {
     (None, "slice.intended"): SliceState.INTENDED,
     (SliceState.INTENDED, "slice.creating"): SliceState.CREATING,
     **_same((SliceState.INTENDED, SliceState.CREATING, SliceState.READY), "slice.joined"),
+    **_same((SliceState.INTENDED, SliceState.CREATING), "slice.raced"),
     (SliceState.CREATING, "slice.ready"): SliceState.READY,
     **_same((SliceState.READY,), "slice.bound"),
     **_same(tuple(SliceState), "slice.released", "slice.observed", "slice.swept"),

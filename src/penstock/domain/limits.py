@@ -75,13 +75,31 @@ LIST_EVERY_S: Final = _limit(
 GONE_LISTINGS_APART_S: Final = _limit(
     "GONE_LISTINGS_APART_S", 60.0, "s", "absence is believed after two complete listings this far apart and a get"
 )
-CREATE_TIMEOUT_S: Final = _limit("CREATE_TIMEOUT_S", 1800.0, "s", "a slice not ready by then is given up")
+CREATE_TIMEOUT_S: Final = _limit(
+    "CREATE_TIMEOUT_S", 1800.0, "s", "a slice not ready by then is given up, unless it was to wait longer in a line"
+)
+CREATE_TIMEOUT_TIMES: Final = _limit(
+    "CREATE_TIMEOUT_TIMES", 10, "times", "what others took in its zone: a slice is given up then, if that is sooner"
+)
+CREATE_TIMEOUT_LEAST_S: Final = _limit(
+    "CREATE_TIMEOUT_LEAST_S", 600.0, "s", "but not before this: a slow hour of a quick zone must not cost its slices"
+)
+SLOW_TIMES: Final = _limit(
+    "SLOW_TIMES", 3, "times", "what others took in its zone: a creation is slow then, and another zone is asked too"
+)
+SLOW_LEAST_S: Final = _limit("SLOW_LEAST_S", 120.0, "s", "no creation is called slow sooner: TPUs take a minute or two")
+SLOW_UNKNOWN_S: Final = _limit(
+    "SLOW_UNKNOWN_S", 600.0, "s", "a creation is slow in a zone that never made one: most TPUs are ready by then"
+)
 JOIN_TIMEOUT_S: Final = _limit(
     "JOIN_TIMEOUT_S", 300.0, "s", "a READY slice whose agents have not all joined by then is broken"
 )
 TOMBSTONE_S: Final = _limit("TOMBSTONE_S", CREATE_TIMEOUT_S + 900.0, "s", "how long a deleted name stays under sweep")
 ORPHAN_S: Final = _limit("ORPHAN_S", 900.0, "s", "an unowned slice with our label is deleted within this")
 DELETE_RETRY_S: Final = _limit("DELETE_RETRY_S", 20.0, "s", "a delete that has not taken effect is asked for again")
+QUOTA_FREED_S: Final = _limit(
+    "QUOTA_FREED_S", 5.0, "s", "after a refusal for want of quota while something of ours leaves: it frees some soon"
+)
 ZONE_BACKOFF_FIRST_S: Final = _limit(
     "ZONE_BACKOFF_FIRST_S", 15.0, "s", "after one stockout: short, because one unlucky try proves little"
 )
@@ -104,9 +122,17 @@ SOLVE_FAILURES_MAX: Final = _limit(
 )
 SLICE_HOSTS_MAX: Final = _limit("SLICE_HOSTS_MAX", 10_000, "hosts", "of one slice: more than the largest of any kind")
 CREATES_PER_MINUTE: Final = _limit(
-    "CREATES_PER_MINUTE", 60, "calls/min", "per provider; the Cloud TPU API allows about 91 per project"
+    "CREATES_PER_MINUTE", 75, "calls/min", "per provider, all zones; the Cloud TPU API allows about 91 per project"
 )
-CALLS_AT_ONCE: Final = _limit("CALLS_AT_ONCE", 32, "calls", "concurrent provider calls per provider")
+CREATES_AT_ONCE: Final = _limit(
+    "CREATES_AT_ONCE", 15, "calls", "of those may come together, the others one a second; all a restart can forget"
+)
+INTENTS_PER_ZONE: Final = _limit(
+    "INTENTS_PER_ZONE", 60, "slices", "of fleets and minimums not asked for yet: what a minute of creates can serve"
+)
+CALLS_AT_ONCE: Final = _limit(
+    "CALLS_AT_ONCE", 16, "calls", "concurrent provider calls per zone: one that hangs holds up itself alone"
+)
 
 # --- jobs ---
 BATCH_JOBS_MAX: Final = _limit(

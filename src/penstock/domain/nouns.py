@@ -16,6 +16,7 @@ from penstock.domain import limits
 from penstock.domain.budgets import Budget, Spent
 from penstock.domain.cloud import CloudWish
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState, SliceState
+from penstock.domain.transfers import Transfer
 
 
 class Role(StrEnum):
@@ -344,6 +345,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     usd_per_chip_hour: float | None = None  #: None: unknown
     waited_s: float = 0.0  #: how long its replica had waited for it
     saves: tuple[Save, ...] = ()
+    copied: Transfer | None = None  #: what had to be brought from another region before it went on
 
     @property
     def saved_at(self) -> float | None:
@@ -383,11 +385,17 @@ class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     up_at: float | None = None  #: when the provider first said READY: from then on it exists, and costs
     reserved: Reservation | None = None  #: may be over
     number: int | None = None  #: in a fleet: its place in its zone, which goes on to whoever replaces it
+    asked_at: float | None = None  #: when the provider took the request; intents may wait for their turn before
 
     @property
     def title(self) -> str:
         """What people call it: ids are never used twice, a place in a fleet is."""
         return self.id if self.number is None else f"tpu-{self.zone}-{self.number}"
+
+    @property
+    def begun_at(self) -> float:
+        """Since when its provider, or its turn to ask it, is waited for."""
+        return self.intended_at if self.asked_at is None else self.asked_at
 
     @property
     def usable(self) -> bool:
@@ -405,7 +413,7 @@ class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     grants: float = 0.0  #: decayed counts
     refusals: float = 0.0
     tries: int = 0
-    ready_s: float | None = None  #: smoothed time from intent to ready
+    ready_s: float | None = None  #: smoothed time from the request to ready
     life_s: float | None = None  #: smoothed time from ready to preemption
     losses: float = 0.0
     backoff_until: float = 0.0

@@ -30,6 +30,7 @@ class Intend(msgspec.Struct, frozen=True, gc=False, tag="intend", kw_only=True):
     team: str
     zones: tuple[str, ...]
     number: int | None = None  #: the place it shall have in its fleet
+    beside: str | None = None  #: a slice whose creation is slow: the new one races it
 
 
 class Create(msgspec.Struct, frozen=True, gc=False, tag="create"):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.domain import limits
+from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Pool, Slice
 from penstock.planner.actions import Intend, Reason, Want
-from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, zone_counts
+from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, slow_since, zone_counts
 from penstock.planner.snapshot import Snapshot
 from penstock.planner.zones import open_at, rank, zone_of
 
@@ -45,6 +47,10 @@ class Room:
         self._asked["team", team] += pool.chips
         self._asked["provider", pool.provider] += pool.chips * zones
 
+    def take_beside(self, pool: Pool) -> None:
+        """For one more in a race: team and pool count the race once, and have."""
+        self._asked["provider", pool.provider] += pool.chips
+
 
 def _open_zones(snapshot: Snapshot, pool: Pool, now: float, allowed: Sequence[str], ahead: int) -> list[str]:
     """Zones that may be tried now, best first."""
@@ -61,7 +67,7 @@ def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
         return []
     intents: list[Intend] = []
     draining = draining_of(snapshot)
-    places = _Places(snapshot)
+    places, line = _Places(snapshot), _Line(snapshot)
     for name in sorted(snapshot.pools):
         pool = snapshot.pools[name]
         if pool.deleted:
@@ -73,13 +79,32 @@ def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
             live = held(snapshot, name) - draining[name]
             gaps = [pool.zones] * (min(pool.min, pool.max) - live)
         for ahead, allowed in enumerate(gaps):
+            if len(allowed) == 1 and line.full(pool.provider, allowed[0]):
+                continue  # spares a large fleet the ranking of what cannot be asked for yet
             zones = _open_zones(snapshot, pool, now, allowed, ahead)
-            if zones and room.full(pool, pool.team, 1) is None:
+            if zones and not line.full(pool.provider, zones[0]) and room.full(pool, pool.team, 1) is None:
                 intent = _intent(pool, pool.team, zones, room, 1)
+                line.add(pool.provider, intent.zones)
                 if pool.per_zone is not None:
                     intent = msgspec.structs.replace(intent, number=places.take(allowed[0]))
                 intents.append(intent)
     return intents
+
+
+class _Line:
+    """Slices that nobody was asked for yet, by zone. More than can be asked for soon are not intended at all: their
+    zones are chosen when it is their turn, by what is known then, and no intent grows old before it is tried."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._waiting = Counter(
+            (slice.provider, slice.zone) for slice in snapshot.unsettled.values() if slice.state is SliceState.INTENDED
+        )
+
+    def full(self, provider: str, zone: str) -> bool:
+        return self._waiting[provider, zone] >= limits.INTENTS_PER_ZONE
+
+    def add(self, provider: str, zones: Sequence[str]) -> None:
+        self._waiting.update((provider, zone) for zone in zones)
 
 
 class _Places:
@@ -112,39 +137,47 @@ def _intent(pool: Pool, team: str, zones: list[str], room: Room, slices: int) ->
     return Intend(pool=pool.name, team=team, zones=tuple(zones[:width]))
 
 
+class _OnItsWay(NamedTuple):
+    """One slice that will come up in one of these zones: what races for it, or nothing yet if this plan asks for it."""
+
+    zones: tuple[str, ...]
+    racers: tuple[Slice, ...] = ()
+
+
 class _Coming:
     """Slices asked for and not ready yet: each will serve one want. A race is one of them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._zones: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+        self._ways: dict[tuple[str, str], list[_OnItsWay]] = defaultdict(list)
         races: dict[str, list[Slice]] = defaultdict(list)
         for id in sorted(snapshot.unsettled):
             slice = snapshot.unsettled[id]
             if slice.state in UNREADY_SLICE_STATES and leaving(snapshot, slice) is None:
                 races[slice.race or slice.id].append(slice)
         for members in races.values():
-            self.add(members[0].pool, members[0].team, tuple(slice.zone for slice in members))
+            way = _OnItsWay(tuple(slice.zone for slice in members), tuple(members))
+            self._ways[members[0].pool, members[0].team].append(way)
 
     def add(self, pool: str, team: str, zones: tuple[str, ...]) -> None:
-        self._zones[pool, team].append(zones)
+        self._ways[pool, team].append(_OnItsWay(zones))
 
     def count(self, pool: str) -> int:
-        return sum(len(coming) for (name, _), coming in self._zones.items() if name == pool)
+        return sum(len(coming) for (name, _), coming in self._ways.items() if name == pool)
 
-    def matching(self, pool: str, want: Want) -> list[tuple[str, ...]]:
+    def matching(self, pool: str, want: Want) -> list[_OnItsWay]:
         """Those of the pool that surely come up where the want can use them."""
-        coming = self._zones.get((pool, want.team), [])
+        coming = self._ways.get((pool, want.team), [])
         if want.zones:
-            coming = [zones for zones in coming if all(zone in want.zones for zone in zones)]
+            coming = [way for way in coming if all(zone in want.zones for zone in way.zones)]
         if want.same_zone:
-            single = Counter(zones for zones in coming if len(zones) == 1)
+            single = Counter(way.zones for way in coming if len(way.zones) == 1)
             best = min(single, key=lambda zones: (-single[zones], zones), default=())
-            coming = [zones for zones in coming if zones == best]
+            coming = [way for way in coming if way.zones == best]
         return coming[: want.slices]
 
-    def take(self, pool: str, team: str, taken: list[tuple[str, ...]]) -> None:
-        for zones in taken:
-            self._zones[pool, team].remove(zones)
+    def take(self, pool: str, team: str, taken: list[_OnItsWay]) -> None:
+        for way in taken:
+            self._ways[pool, team].remove(way)
 
 
 def grow(snapshot: Snapshot, now: float, wants: Sequence[Want]) -> tuple[list[Intend], dict[str, Reason]]:
@@ -181,7 +214,7 @@ def _serve(snapshot: Snapshot, now: float, want: Want, room: Room, coming: _Comi
     for pool in pools:
         taken = matching[pool.name]
         rest = want.slices - len(taken)
-        allowed = taken[0] if want.same_zone and taken else want.zones
+        allowed = taken[0].zones if want.same_zone and taken else want.zones
         reason = _blocked(snapshot, now, want, pool, room, rest, allowed) if rest else None
         if reason is not None:
             blocked.append(reason)
@@ -195,11 +228,34 @@ def _serve(snapshot: Snapshot, now: float, want: Want, room: Room, coming: _Comi
                 zones = zones[:1]
                 allowed = tuple(zones)
             intents.append(_intent(pool, want.team, zones, room, rest - number))
+        if not want.same_zone:
+            for way in taken:
+                intents += _second_try(snapshot, now, want, pool, way, room)
         return intents, _creating(pool, want, rest)
     if not blocked:
         return [], Reason(code="no_pool", sentence="no pool that it may use exists", advice="create a pool")
     waits = [reason for reason in blocked if reason.code == "zone_backoff"]
     return [], min(waits, key=lambda reason: reason.numbers["seconds"]) if waits else blocked[0]
+
+
+def _second_try(snapshot: Snapshot, now: float, want: Want, pool: Pool, way: _OnItsWay, room: Room) -> list[Intend]:
+    """Ask another zone as well when all that race for a slice are unusually slow; whichever is ready first is kept.
+
+    Not where a creation of this pool is slow already, and one zone at a time: the next when that one is slow too.
+    """
+    if not way.racers or len(way.racers) >= limits.RACE_ZONES_MAX:
+        return []
+    if any(slow_since(snapshot, racer, now) is None for racer in way.racers):
+        return []
+    if room.left("provider", pool.provider, pool.chips) == 0 or held(snapshot, pool.name) > pool.max:
+        return []
+    rivals = snapshot.pool_slices.get(pool.name, {}).values()
+    slow = {rival.zone for rival in rivals if slow_since(snapshot, rival, now) is not None}
+    zones = [zone for zone in _open_zones(snapshot, pool, now, want.zones, 0) if zone not in slow]
+    if not zones:
+        return []
+    room.take_beside(pool)
+    return [Intend(pool=pool.name, team=want.team, zones=(zones[0],), beside=way.racers[0].id)]
 
 
 def _creating(pool: Pool, want: Want, asked: int) -> Reason:

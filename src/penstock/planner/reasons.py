@@ -189,6 +189,12 @@ def no_capacity(job: Job, code: str, pool: Pool, used: int, limit: int, advice: 
         "pool_at_max": f"raise the maximum of pool {pool.name}",
     }[code]
     sentence = f"It needs {kind(job)}; what it could use is busy, and not enough can be made: {what}."
+    if pool.adopted and code == "pool_at_max":  # nothing is ever made for such a pool, whatever its maximum
+        doing = "is in use" if used else "is gone, or was let go"
+        sentence = f"It needs {kind(job)}; pool {pool.name} is one TPU that was adopted, and that {doing}."
+        advice = (
+            "wait for it" if used else f"`tpu adopt {pool.name} --zone {pool.zones[0]}` takes over one of that name"
+        )
     return reason(code, sentence, advice or cure, used_chips=used, limit_chips=limit)
 
 

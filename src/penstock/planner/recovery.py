@@ -208,13 +208,23 @@ def _fence(
         cause, evidence = broken
     else:
         # Failures that others of the gang reported are no cause here: a host that dies takes its peers down.
-        cause, evidence = cause_of_stop(attempt) or Cause.LOST, ("silent",)
+        cause, evidence = cause_of_stop(attempt) or Cause.LOST, _silences(snapshot, attempt)
     return Close(
         attempt=attempt.id,
         cause=Cause.CANCELLED if cancelled else cause,
         evidence=(*evidence, said),
         clean=False,
     )
+
+
+def _silences(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
+    """Whose silence closes an attempt, and what their providers said of them meanwhile."""
+    said = []
+    for bound in attempt.slices:
+        age, slice = snapshot.witness.silent.get(bound.slice, 0.0), snapshot.slices.get(bound.slice)
+        if age >= limits.SILENCE_S and slice is not None:
+            said.append(f"slice {slice.id} was silent for {age:.0f} s while its provider said {slice.provider_state}")
+    return tuple(said) or ("silent until its fence was passed",)
 
 
 # --- slices ---

@@ -26,9 +26,10 @@ from penstock.planner.slices import (
     quiet,
     unlisted,
     zone_counts,
+    zone_known,
 )
 from penstock.planner.snapshot import Snapshot
-from penstock.planner.zones import open_at
+from penstock.planner.zones import open_at, patience_s
 
 __all__ = ["grow", "settle"]
 
@@ -96,15 +97,18 @@ def _next_step(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
         case SliceState.DELETING:
             return _see_off(snapshot, slice)
         case SliceState.READY:
-            return Release(slice.id, "a process of an earlier attempt may still live there")
+            silent_s = snapshot.witness.silent.get(slice.id, 0.0)
+            mute = f"its agents have been silent for {silent_s:.0f} s: " if silent_s >= limits.SILENCE_S else ""
+            return Release(slice.id, f"{mute}a process of an earlier attempt may still live there")
         case _:
             return Release(slice.id, slice.why or slice.state.value)
 
 
 def _given_up(snapshot: Snapshot, slice: Slice, now: float) -> Release | None:
     why = leaving(snapshot, slice)
-    if why is None and now - slice.intended_at >= limits.CREATE_TIMEOUT_S:
-        why = f"not ready within {limits.CREATE_TIMEOUT_S:.0f} s"
+    patience = patience_s(zone_known(snapshot, slice), slice.cloud)
+    if why is None and now - slice.begun_at >= patience:
+        why = f"not ready within {patience:.0f} s"
     return None if why is None else Release(slice.id, why)
 
 

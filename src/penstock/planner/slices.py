@@ -11,8 +11,9 @@ from typing import Final
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Pool, Slice
+from penstock.domain.nouns import Pool, Slice, Zone, zone_id
 from penstock.planner.snapshot import Snapshot
+from penstock.planner.zones import slow_after_s
 
 #: A slice nobody uses may miss more syncs before the provider is asked: nothing is lost by waiting.
 IDLE_SILENCE_S: Final = 3 * limits.SILENCE_S
@@ -65,6 +66,21 @@ def _outrun(snapshot: Snapshot, slice: Slice, race: str) -> bool:
         key=lambda one: (not in_use(snapshot, one), quiet(snapshot, one), one.ready_at or 0.0, one.id),
     )
     return winner.id != slice.id
+
+
+def slow_since(snapshot: Snapshot, slice: Slice, now: float) -> float | None:
+    """Since when a creation takes longer than its zone's usually do; None while it does not, and when it has ended."""
+    if slice.state not in UNREADY_SLICE_STATES:
+        return None
+    late_at = slice.begun_at + slow_after_s(zone_known(snapshot, slice))
+    return late_at if now >= late_at else None
+
+
+def zone_known(snapshot: Snapshot, slice: Slice) -> Zone:
+    """What is known of a slice's kind of capacity where it is; nothing yet, if it is the first."""
+    kind = (slice.provider, slice.zone, slice.accelerator, slice.spot)
+    known = snapshot.zones.get(zone_id(*kind))
+    return known or Zone(provider=kind[0], zone=kind[1], accelerator=kind[2], spot=kind[3])
 
 
 def draining_of(snapshot: Snapshot) -> Counter[str]:

@@ -1,8 +1,9 @@
 """Where to ask for a slice: what past tries say of each zone, and the order in which zones are tried.
 
 The controller's verbs call `learn` when a provider granted or refused a slice, or took one back, and store the
-result; `planner.growth` calls `rank` and `open_at` when it needs a slice. Pure: jitter comes from the zone's own
-name and streak, exploration from the number of tries. It must not create anything and knows no provider.
+result; `planner.growth` calls `rank` and `open_at` when it needs a slice, and others ask how long one may take. Pure:
+jitter comes from the zone's own name and streak, exploration from the number of tries. It must not create anything and
+knows no provider.
 See docs/adr/0006-zone-odds.md for why it is not simpler, and not cleverer.
 """
 
@@ -15,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.domain import limits
+from penstock.domain.cloud import CloudWish
 from penstock.domain.nouns import Pool, Zone, zone_id
 from penstock.planner.snapshot import Snapshot
 
@@ -141,6 +143,23 @@ def useful_share(zone: Zone) -> float:
 def worth(zone: Zone, usd_per_chip_hour: float | None, now: float) -> float:
     """Useful work to expect of one try, per unit of money."""
     return odds(zone, now) * useful_share(zone) / (usd_per_chip_hour or 1.0)
+
+
+def slow_after_s(zone: Zone) -> float:
+    """How long a creation may take in a zone before it is called slow, by what others took there."""
+    if zone.ready_s is None:
+        return limits.SLOW_UNKNOWN_S
+    return max(limits.SLOW_LEAST_S, limits.SLOW_TIMES * zone.ready_s)
+
+
+def patience_s(zone: Zone, wish: CloudWish | None) -> float:
+    """How long a creation is waited for before it is given up. A place in a line is not: others are behind it."""
+    if wish is not None and wish.in_line:
+        return max(limits.CREATE_TIMEOUT_S, (wish.wait_s or 0.0) + limits.ZONE_BACKOFF_FIRST_S)
+    if zone.ready_s is None:
+        return limits.CREATE_TIMEOUT_S
+    usual = max(limits.CREATE_TIMEOUT_LEAST_S, limits.CREATE_TIMEOUT_TIMES * zone.ready_s)
+    return min(limits.CREATE_TIMEOUT_S, usual)
 
 
 def zone_of(snapshot: Snapshot, pool: Pool, zone: str) -> Zone:

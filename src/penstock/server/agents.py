@@ -114,6 +114,10 @@ async def join(service: Service, call: Call) -> Joined:
     refusal = unwelcome(slice, _request(host, wanted.provider_id))
     if slice is None or refusal:
         raise Refusal("forbidden", f"slice {wanted.slice}, host {wanted.host}: {refusal}")
+    if slice.joined and slice.joined[wanted.host] is not None:
+        # It has its credential since its first sync. Whoever comes with the token now found it somewhere (ADR 0030).
+        detail = f"slice {wanted.slice}, host {wanted.host}: has joined before; its join token is spent"
+        raise Refusal("forbidden", detail, field="token", advice="call with the credential that the host was given")
     shared = slice.provider == "local" and service.settings.root.startswith("file://")
     return Joined(credential=host_credential(service.key, host), root=service.settings.root if shared else None)
 

@@ -23,6 +23,7 @@ from penstock.domain import limits
 from penstock.domain.custody import SyncRequest
 from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Job, Slice, Zone, zone_id
+from penstock.planner.slices import slow_since, zone_known
 from penstock.ports.store import Reader
 from penstock.server.auth import joins
 from penstock.server.routing import ID_PATTERN, Call, Parameter, Raw, Refusal, Route
@@ -77,6 +78,30 @@ def arrivals(service: Service) -> Arrivals:
     return service.part(Arrivals)
 
 
+def coming(service: Service, slice: Slice) -> tuple[str, float | None]:
+    """In one line how far a slice is that is being made, and since when it takes longer than others did there."""
+    doing = arrivals(service).tell(slice)
+    slow, since = _slow(service, slice)
+    return (f"{doing or _state(slice)}{slow}" if slow else doing), since
+
+
+def _state(slice: Slice) -> str:
+    return (slice.provider_state or "asked for").lower()
+
+
+def _slow(service: Service, slice: Slice) -> tuple[str, float | None]:
+    snapshot, now = service.controller.snapshot, service.clock.now()
+    since = slow_since(snapshot, slice, now)
+    if since is None:
+        return "", None
+    usual_s = zone_known(snapshot, slice).ready_s
+    usual = "none was ever ready there" if usual_s is None else f"others took {usual_s:.0f} s there"
+    rivals = snapshot.races.get(slice.race or "", {}).values()
+    beside = sorted(rival.zone for rival in rivals if rival.id != slice.id and rival.state in _COMING)
+    asked = f", asked in {' and '.join(beside)} as well" if beside else ""
+    return f"; unusually slow for {max(0.0, now - since):.0f} s: {usual}{asked}", since
+
+
 #: Reasons of waiting that slices on their way explain further.
 CAPACITY_CODES: Final = frozenset({"creating_slices", "waiting_for_capacity", "zone_backoff", "pool_at_max"})
 _DETAILS_MAX: Final = 8
@@ -94,9 +119,10 @@ def capacity_details(service: Service, job: Job) -> tuple[str, ...]:
     lines = []
     for slice in snapshot.unsettled.values():
         if slice.pool in pools and slice.state in _COMING:
-            doing = arrivals(service).tell(slice) or (slice.provider_state or "asked for").lower()
+            doing = arrivals(service).tell(slice) or _state(slice)
             age_s = max(0.0, now - slice.intended_at)
-            lines.append(f"slice {slice.id} in {slice.zone}: {doing}, asked for {age_s:.0f} s ago")
+            slow, _ = _slow(service, slice)
+            lines.append(f"slice {slice.id} in {slice.zone}: {doing}, asked for {age_s:.0f} s ago{slow}")
     for pool in pools.values():
         for name in pool.zones:
             zone = snapshot.zones.get(zone_id(pool.provider, name, pool.accelerator, pool.spot))

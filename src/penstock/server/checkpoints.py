@@ -24,8 +24,10 @@ from penstock.domain.nouns import Attempt, Role
 from penstock.ports.objects import AlreadyThere, Damaged, Objects, ObjectsError
 from penstock.ports.store import Reader
 from penstock.server.agents import bound_attempt, note_save, restorable
+from penstock.server.regions import Root
 from penstock.server.routing import ID_PATTERN, Call, Parameter, Raw, Refusal, Route
 from penstock.server.service import Service
+from penstock.server.transfers import checkpoints_of, transfers
 from penstock.server.whole_copies import candidates
 from penstock.wire.agent import FenceWay, PiecesQuery, PiecesReply, Restorable, RestoreReply, Saved
 
@@ -38,10 +40,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 # --- where it lies ---
-def _prefix(job: str, fence: int) -> str:
-    return f"jobs/{job}/checkpoints/{fence}/"
-
-
 def _compiled(job: str) -> str:
     """What JAX compiled for a job, by replica and rank: every attempt adds to it."""
     return f"jobs/{job}/jax-cache/"
@@ -51,7 +49,7 @@ class Shelf:
     """The copies of one host of one attempt. Their pieces are its own, so that they can go when nothing names them."""
 
     def __init__(self, objects: Objects, prefix: str) -> None:
-        self._objects = objects
+        self.objects = objects
         self._prefix = prefix
 
     def piece(self, name: str) -> str:
@@ -61,16 +59,16 @@ class Shelf:
         return f"{self._prefix}lists/{number:016d}.json"
 
     async def missing(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        there = {path.rpartition("/")[2] for path in await self._objects.list(self.piece(""))} if wanted else set()
+        there = {path.rpartition("/")[2] for path in await self.objects.list(self.piece(""))} if wanted else set()
         return tuple(name for name in dict.fromkeys(wanted) if name not in there)
 
     async def lists(self) -> tuple[str, ...]:
         """Oldest first."""
-        return await self._objects.list(f"{self._prefix}lists/")
+        return await self.objects.list(f"{self._prefix}lists/")
 
     async def read(self, path: str) -> Saved | None:
         """One list; None if it is gone. Raises `Damaged`."""
-        stored = await self._objects.get(path)
+        stored = await self.objects.get(path)
         if stored is None:
             return None
         try:
@@ -108,7 +106,7 @@ class Shelf:
 
         async def delete(path: str) -> None:
             async with places:
-                await self._objects.delete(path)
+                await self.objects.delete(path)
 
         for path in paths[:-LISTS_KEPT]:
             gone = await self._named(path) - kept
@@ -136,7 +134,8 @@ async def _own(service: Service, call: Call) -> Shelf:
         raise Refusal("conflict", f"attempt {attempt.id}: its fence {attempt.fence} is passed", field="fence")
     if call.query.get("kind") == COMPILED:
         return Shelf(service.objects, f"{_compiled(attempt.job)}{attempt.replica}/{rank}/")
-    return Shelf(service.objects, f"{_prefix(attempt.job, attempt.fence)}{rank}/")
+    root = service.regions.at(attempt.zone)
+    return Shelf(root.objects, f"{checkpoints_of(attempt.job, attempt.fence)}{rank}/")
 
 
 def _is_passed(reader: Reader, attempt: Attempt) -> bool:
@@ -164,15 +163,15 @@ async def put_piece(service: Service, call: Call) -> None:
     if found != name:
         raise Refusal("conflict", f"sha256: the body's is {found}, not {name}", field="sha256", advice="send it again")
     try:
-        await service.objects.put_new(shelf.piece(name), body)
+        await shelf.objects.put_new(shelf.piece(name), body)
     except AlreadyThere:
         # Sent before, its answer lost. The list will count on it: what is there is looked at, and mended.
         try:
-            stored = await service.objects.get(shelf.piece(name))
+            stored = await shelf.objects.get(shelf.piece(name))
         except ObjectsError:
             stored = None
         if stored is None or stored.data != body:
-            await service.objects.put(shelf.piece(name), body)
+            await shelf.objects.put(shelf.piece(name), body)
 
 
 async def put_saved(service: Service, call: Call) -> None:
@@ -189,9 +188,9 @@ async def put_saved(service: Service, call: Call) -> None:
     if there.number > given.number:
         raise Refusal("conflict", f"number: {there.number} is newer than {given.number}", field="number")
     try:
-        await service.objects.put_new(shelf.list_path(given.number), data)
+        await shelf.objects.put_new(shelf.list_path(given.number), data)
     except AlreadyThere:
-        stored = await service.objects.get(shelf.list_path(given.number))
+        stored = await shelf.objects.get(shelf.list_path(given.number))
         if stored is None or stored.data != data:  # else it was this very call, its answer lost
             detail = f"number: {given.number} is another copy's"
             raise Refusal("conflict", detail, field="number", advice="look what there is, and go on from it") from None
@@ -217,20 +216,45 @@ async def restore(service: Service, call: Call) -> RestoreReply:
     if call.query.get("kind") == COMPILED:
         return await _all_compiled(service, await _jobs(service, attempt))
     skip, notes = int(call.query.get("skip", "0")), list[str]()
+    here = service.regions.at(attempt.zone)
     for job, fence in await service.store.read(restorable, attempt.id):
-        async for whole in _whole(service, job, fence, notes):
-            if not skip:
-                return RestoreReply(whole, tuple(notes))
-            skip -= 1
+        hosts, zone = await service.store.read(_origin, job, fence)
+        # Its own region's root first. Roots may have been named, or named otherwise, since it was written.
+        for root in service.regions.all(service.regions.at(zone)):
+            async for whole in _whole(root, job, fence, hosts, notes):
+                if skip:
+                    skip -= 1
+                elif await _is_here(service, attempt, whole, root, here, notes):
+                    return RestoreReply(whole, tuple(notes))
     return RestoreReply(notes=tuple(notes))
 
 
-async def _whole(service: Service, job: str, fence: int, notes: list[str]) -> AsyncIterator[tuple[Restorable, ...]]:
-    """The whole copies of one attempt, best first; what is not whole is noted."""
-    prefix, hosts = _prefix(job, fence), await service.store.read(_hosts, job, fence)
+async def _is_here(
+    service: Service, attempt: Attempt, whole: tuple[Restorable, ...], root: Root, here: Root, notes: list[str]
+) -> bool:
+    """Have a checkpoint of another region's root copied to this region's; False: it turned out to be damaged."""
+    if root.objects is here.objects:
+        return True
+    try:
+        copied = await transfers(service).bring(attempt, whole, root, here)
+    except Damaged as damaged:
+        logger.warning("%s", damaged)
+        number = max(each.saved.number for each in whole)
+        notes.append(f"checkpoint {number} of attempt {whole[0].fence} is skipped: {damaged}")
+        return False
+    if copied is not None:
+        notes.append(copied.told)
+    return True
+
+
+async def _whole(
+    root: Root, job: str, fence: int, hosts: int, notes: list[str]
+) -> AsyncIterator[tuple[Restorable, ...]]:
+    """The whole copies of one attempt in a root, best first; what is not whole is noted."""
+    prefix = checkpoints_of(job, fence)
     lists: dict[int, list[Saved]] = {}
     pieces: dict[int, set[str]] = {}
-    for path in reversed(await service.objects.list(prefix)):
+    for path in reversed(await root.objects.list(prefix)):
         rank, kind, name = (*path.removeprefix(prefix).split("/", 2), "", "")[:3]
         if not rank.isdecimal():
             continue
@@ -238,7 +262,7 @@ async def _whole(service: Service, job: str, fence: int, notes: list[str]) -> As
             pieces.setdefault(int(rank), set()).add(name)
         elif kind == "lists":
             try:
-                found = await Shelf(service.objects, f"{prefix}{rank}/").read(path)
+                found = await Shelf(root.objects, f"{prefix}{rank}/").read(path)
             except Damaged as damaged:
                 logger.warning("%s", damaged)
                 notes.append(
@@ -270,8 +294,9 @@ async def _whole(service: Service, job: str, fence: int, notes: list[str]) -> As
         )
 
 
-def _hosts(reader: Reader, job: str, fence: int) -> int:
-    return next((each.hosts for each in reader.attempts_of(job) if each.fence == fence), 1)
+def _origin(reader: Reader, job: str, fence: int) -> tuple[int, str]:
+    """How many hosts an attempt had, and in which zone."""
+    return next(((each.hosts, each.zone) for each in reader.attempts_of(job) if each.fence == fence), (1, ""))
 
 
 async def _jobs(service: Service, attempt: Attempt) -> tuple[str, ...]:
@@ -299,15 +324,16 @@ async def get_piece(service: Service, call: Call) -> Raw:
     """A piece of what this attempt may restore."""
     attempt, _ = await bound_attempt(service, call)
     job, fence, name = call.query["job"], int(call.query["fence"]), call.params["sha256"]
+    objects: Objects = service.objects
     if call.query.get("kind") == COMPILED:
         allowed, folder = job in await _jobs(service, attempt), f"{_compiled(job)}{fence}/"
     else:
         allowed = (job, fence) in await service.store.read(restorable, attempt.id)
-        folder = _prefix(job, fence)
+        folder, objects = checkpoints_of(job, fence), service.regions.at(attempt.zone).objects
     if not allowed:
         raise Refusal("forbidden", f"attempt {attempt.id} does not resume attempt {fence} of job {job}")
     try:
-        stored = await service.objects.get(Shelf(service.objects, f"{folder}{int(call.query['rank'])}/").piece(name))
+        stored = await objects.get(Shelf(objects, f"{folder}{int(call.query['rank'])}/").piece(name))
     except Damaged as damaged:
         logger.warning("%s", damaged)
         raise Refusal("conflict", f"sha256: the piece {name} is damaged in the bucket", field="sha256") from damaged

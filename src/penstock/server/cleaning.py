@@ -237,7 +237,7 @@ async def _surveys(service: Service, jobs: Sequence[Job]) -> dict[str, tuple[Kep
 
     async def one(job: Job) -> tuple[Kept, ...]:
         async with places:
-            return await service.objects.survey(f"jobs/{job.id}/")
+            return await service.regions.survey(f"jobs/{job.id}/")
 
     surveys = await asyncio.gather(*(one(job) for job in jobs))
     return {job.id: found for job, found in zip(jobs, surveys, strict=True)}
@@ -256,7 +256,7 @@ async def _clean_job(
         going.setdefault(folder, []).append(kept)
     for folder, kept_there in going.items():
         if not wanted.dry_run:
-            await service.objects.remove(folder)
+            await service.regions.remove(folder)
         tally.add(_KINDS[folder.split("/")[2]], kept_there)
     forgets = wanted.forgets(job) and not needed
     tally.jobs += bool(going) or forgets
@@ -315,7 +315,7 @@ async def _forget(
         rest = [kept for kept in found[id] if _folder(kept.path) is None and kept.path != mark_of(id)]
         tally.add(_REST, rest)
         if not wanted.dry_run:
-            await cleaner.service.objects.remove(f"jobs/{id}")
+            await cleaner.service.regions.remove(f"jobs/{id}")
 
 
 # --- reads ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from heapq import nsmallest
 from itertools import chain
 from typing import Final
@@ -57,15 +57,10 @@ async def _fold(service: Service, by: By, since: float, until: float, team: str 
         for attempt in live:
             if team in (None, attempt.team):
                 ledger.hold(hold_of(attempt))
-        after: _Place = (since, "")
-        while page := await service.store.read(_read_page, after):
+        async for page in _pages(service, (since, "")):
             for (_, id), hold in page:
-                if team in (None, hold.team) and id not in seen:
+                if (team is None or team == hold.team) and id not in seen:
                     ledger.hold(hold)
-            after = page[-1][0]
-            if len(page) < PAGE:
-                break
-            await asyncio.sleep(0)
         if await service.store.read(_read_hours, since) != hours:
             continue
         for hour in hours:
@@ -78,6 +73,21 @@ async def _fold(service: Service, by: By, since: float, until: float, team: str 
         ledger.close()
         return ledger
     raise Refusal("unavailable", "jobs are being cleaned away; the sums would be wrong", retry_after_s=5.0)
+
+
+async def _pages(service: Service, after: _Place) -> AsyncIterator[list[tuple[_Place, Hold]]]:
+    """All closed attempts after a place. While one page is folded, the store's thread reads the next."""
+    reading = asyncio.create_task(service.store.read(_read_page, after))
+    try:
+        while page := await reading:
+            if len(page) == PAGE:
+                reading = asyncio.create_task(service.store.read(_read_page, page[-1][0]))
+                await asyncio.sleep(0)  # it begins, and others get their turn
+            yield page
+            if len(page) < PAGE:
+                return
+    finally:
+        reading.cancel()
 
 
 # --- showing ---
@@ -107,10 +117,11 @@ def page_of(ledger: Ledger, limit: int) -> CostPage:
     """The largest rows first, by chip-seconds; what is beyond the limit is one row, so that the rows add up."""
     size: dict[str, float] = {}
     for (name, _), parts in ledger.rows.items():
-        size[name] = size.get(name, 0.0) + parts.total
+        total = parts.useful + parts.lost + parts.unknown + parts.setup + parts.idle  # a property of properties is slow
+        size[name] = size[name] + total if name in size else total
     size.pop(cost.NOBODY, None)
-    largest = nsmallest(limit, size, key=lambda name: (-size[name], name))
-    groups: dict[str, _Sums] = {name: {} for name in largest}
+    largest = nsmallest(limit, ((-chip_s, name) for name, chip_s in size.items()))
+    groups: dict[str, _Sums] = {name: {} for _, name in largest}
     others: _Sums = {}
     nobody: _Sums = {}
     for (name, price), parts in ledger.rows.items():
@@ -125,8 +136,8 @@ def page_of(ledger: Ledger, limit: int) -> CostPage:
         if sums:
             rows.append(_row("", kind, sums.items()))
     everything = chain.from_iterable(sums.items() for sums in (*groups.values(), others, forgotten, nobody))
-    total = _row("", "total", everything)
-    return CostPage(by=ledger.by.value, since=ledger.since, until=ledger.until, rows=tuple(rows), total=total)
+    whole = _row("", "total", everything)
+    return CostPage(by=ledger.by.value, since=ledger.since, until=ledger.until, rows=tuple(rows), total=whole)
 
 
 async def get_cost(service: Service, call: Call) -> CostPage:

@@ -25,6 +25,7 @@ from penstock.server.cleaning import refuse_cleaned
 from penstock.server.cost import job_cost, read_life
 from penstock.server.routing import ID_PATTERN, JOB_FILTERS, Call, Parameter, Refusal, Route
 from penstock.server.service import Service
+from penstock.server.silences import troubles
 from penstock.server.submission import in_wire_words, prepare
 from penstock.server.views import cost_usd, ending, job_view, payload_kind
 from penstock.wire.api import (
@@ -243,7 +244,8 @@ async def why(service: Service, call: Call) -> WhyView:
     state = job.state.value
     if job.state in TERMINAL_JOB_STATES:
         cause = job.cause.value if job.cause is not None else state
-        return WhyView(id=job.id, state=state, code=cause, sentence=ending(job), as_of=job.updated_at)
+        moved = _moved(await service.store.read(_read_attempts, job.id))
+        return WhyView(id=job.id, state=state, code=cause, sentence=ending(job), as_of=job.updated_at, details=moved)
     if not service.controller.leading:
         raise Refusal("not_leading", "only the leading server knows the reasons", retry_after_s=1.0)
     if job.spec.queue not in service.controller.snapshot.queues:
@@ -253,6 +255,7 @@ async def why(service: Service, call: Call) -> WhyView:
         # It ended between the two reads: its own words are truer.
         return await why(service, call)
     reason, as_of = found
+    attempts = await service.store.read(_read_attempts, job.id)
     position = reason.numbers.get("position")
     return WhyView(
         id=job.id,
@@ -263,8 +266,21 @@ async def why(service: Service, call: Call) -> WhyView:
         place=int(position) if position is not None else None,
         as_of=as_of,
         numbers=dict(reason.numbers),
-        details=capacity_details(service, job) if reason.code in CAPACITY_CODES else (),
+        details=(
+            *(capacity_details(service, job) if reason.code in CAPACITY_CODES else ()),
+            *troubles(service, job, attempts),
+            *_moved(attempts),
+        ),
     )
+
+
+def _moved(attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """What was copied between regions for a job's attempts, and what that cost."""
+    return tuple(f"attempt {each.fence}: {each.copied.told}" for each in attempts if each.copied is not None)
+
+
+def _read_attempts(reader: Reader, job: str) -> list[Attempt]:
+    return reader.attempts_of(job)
 
 
 # --- changing ---

@@ -87,6 +87,7 @@ RULES: Final[Mapping[str, Mapping[str, Schema]]] = {
         "min": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "max": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
         "per_zone": {"minimum": 0, "maximum": limits.POOL_SLICES_MAX},
+        "race": {"minimum": 1, "maximum": limits.RACE_ZONES_MAX},
         "idle_s": {"minimum": 0, "maximum": 365 * 24 * 3600},
     },
     "CloudWish": {

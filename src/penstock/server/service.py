@@ -25,6 +25,7 @@ from penstock.ports.clock import Clock
 from penstock.ports.objects import Stock
 from penstock.ports.store import Reader, Store
 from penstock.server.auth import Tokens
+from penstock.server.regions import Regions, Root
 from penstock.server.routing import Call, Refusal
 from penstock.server.secret_files import SecretFiles
 from penstock.wire.api import CleanedView, ProgressView
@@ -57,7 +58,7 @@ class Adopter(Protocol):
     """A cloud, as far as things in it can be adopted."""
 
     async def inspect(self, name: str, zone: str) -> Existing | None: ...
-    async def take(self, found: Existing, slice: str, machine: str, *, own: bool) -> None: ...
+    async def take(self, found: Existing, slice: Slice, *, own: bool) -> None: ...
     def script(self, slice: Slice) -> str: ...
 
 
@@ -85,6 +86,9 @@ class Service:
     adopter: Adopter | None = None
     #: Provider -> where the hosts of a slice of its are, by name and zone; those who cannot tell are left out.
     addresses: Mapping[str, Callable[[str, str], Awaitable[Sequence[Address]]]] = field(default_factory=dict)
+    #: Region -> its own root, where that is not the main one; and the region of the main one, "" if nobody said.
+    region_roots: Mapping[str, Stock] = field(default_factory=dict)
+    root_region: str = ""
     progress: dict[str, ProgressView] = field(default_factory=dict)  #: attempt -> what its payload last said
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  #: set when the process ends: streams and waits end
     description: bytes = b""  #: the OpenAPI page, made with the application
@@ -98,6 +102,11 @@ class Service:
             found = self._parts[make] = make(self)
         made: T = found
         return made
+
+    @property
+    def regions(self) -> Regions:
+        """All roots, by region."""
+        return Regions(main=Root(self.root_region, self.objects), others=self.region_roots)
 
     async def close_parts(self) -> None:
         """Let what hangs here finish: bytes that are only in memory become durable."""

@@ -20,11 +20,12 @@ from penstock.domain.cloud import ON_DEMAND, SPOT, CloudWish
 from penstock.domain.nouns import Attempt, Job, Pool, Principal, Queue, Role, Slice
 from penstock.planner.budgets import spent
 from penstock.ports.store import Reader
-from penstock.server.arrivals import arrivals
+from penstock.server.arrivals import coming
 from penstock.server.inventory import reservation_view
 from penstock.server.routing import Call, Parameter, Raw, Refusal, Route
 from penstock.server.secret_files import NAME_PATTERN
 from penstock.server.service import Service
+from penstock.server.silences import silence
 from penstock.server.submission import usable
 from penstock.server.views import as_fleet, pool_of, pool_view, queue_of, queue_view, slice_view
 from penstock.wire.api import (
@@ -106,6 +107,8 @@ async def put_pool(service: Service, call: Call) -> PoolView:
         if request.per_zone * len(request.zones) > limits.POOL_SLICES_MAX:
             detail = f"per_zone: {request.per_zone} in {len(request.zones)} zones is more than a pool may have"
             raise Refusal("conflict", detail, field="per_zone", advice=f"it may have {limits.POOL_SLICES_MAX}")
+    if request.race is not None:
+        admission.check_number("race", request.race, 1, limits.RACE_ZONES_MAX)
     for zone in request.zones:
         admission.check_name("zones", zone)
     if request.cloud is not None:
@@ -114,6 +117,9 @@ async def put_pool(service: Service, call: Call) -> PoolView:
     if old is not None and old.team != team:
         raise _taken("pool", name)
     wanted = admission.normal_pool(pool_of(name, request, team, old))
+    if wanted.per_zone is not None and (request.race or 1) > 1:
+        detail = f"race: {request.race} zones at once: a fleet has a fixed count in each zone"
+        raise Refusal("conflict", detail, field="race", advice="leave it out, or make a pool")
     wanted = _at_its_provider(service, wanted, old)
     try:
         saved = await service.commands(call.user).put_pool(wanted)
@@ -248,18 +254,20 @@ def _read_slices(reader: Reader, team: str | None) -> _Slices:
 async def list_slices(service: Service, call: Call) -> SlicePage:
     """The slices of a team that are not gone."""
     found = await service.store.read(_read_slices, call.walls)
-    coming = arrivals(service)
     now = service.clock.now()
-    views = (
-        slice_view(
+    views = []
+    for one in found.slices:
+        arriving, slow_since = coming(service, one)
+        view = slice_view(
             one,
             found.jobs.get(one.attempt or ""),
-            coming.tell(one),
+            arriving,
             held=found.attempts.get(one.attempt or ""),
             reserved=reservation_view(one, found.pools.get(one.pool), now),
+            slow_since=slow_since,
+            silence=silence(service, one),
         )
-        for one in found.slices
-    )
+        views.append(view)
     return SlicePage(tuple(views))
 
 

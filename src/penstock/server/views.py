@@ -128,6 +128,7 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         cause=attempt.cause.value if attempt.cause is not None else None,
         evidence=attempt.evidence,
         exit_code=exit_code(attempt.exits),
+        copied=attempt.copied,
     )
 
 
@@ -237,7 +238,10 @@ def slice_view(
     *,
     held: Attempt | None = None,
     reserved: ReservationView | None = None,
+    slow_since: float | None = None,
+    silence: str = "",
 ) -> SliceView:
+    """`silence`: since when it does not speak, where it should; it is all that is known of a slice that hangs."""
     return SliceView(
         id=slice.id,
         team=slice.team,
@@ -256,12 +260,13 @@ def slice_view(
         made_at=slice.intended_at,
         ready_at=slice.ready_at,
         idle_since=slice.idle_since,
-        why=slice.why,
+        why=slice.why or silence,
         arriving=arriving,
         title=slice.title,
         held_since=held.created_at if held is not None else None,
         held_until=None if held is None else (held.started_at or held.created_at) + held.timeout_s,
         reserved=reserved,
+        slow_since=slow_since,
     )
 
 
@@ -281,16 +286,18 @@ def pool_of(name: str, request: PoolRequest, team: str, old: Pool | None) -> Poo
         idle_s=request.idle_s,
         cloud=request.cloud,
         per_zone=request.per_zone,
+        race=1 if request.race is None else request.race,
     )
     if old is not None and not old.deleted:
         per_zone = old.per_zone if request.per_zone is None else request.per_zone
-        wanted = msgspec.structs.replace(wanted, race=old.race, per_zone=per_zone, teams=old.teams, adopted=old.adopted)
+        race = old.race if request.race is None else request.race
+        wanted = msgspec.structs.replace(wanted, race=race, per_zone=per_zone, teams=old.teams, adopted=old.adopted)
     return as_fleet(wanted)
 
 
 def as_fleet(pool: Pool) -> Pool:
-    """A fleet may hold what its count in each zone makes, neither more nor less."""
-    return pool if pool.per_zone is None else msgspec.structs.replace(pool, min=0, max=pool.always)
+    """A fleet may hold what its count in each zone makes, neither more nor less; every place has a zone: none races."""
+    return pool if pool.per_zone is None else msgspec.structs.replace(pool, min=0, max=pool.always, race=1)
 
 
 def pool_view(pool: Pool, slices: int) -> PoolView:
@@ -307,6 +314,7 @@ def pool_view(pool: Pool, slices: int) -> PoolView:
         slices=slices,
         cloud=pool.cloud,
         per_zone=pool.per_zone,
+        race=pool.race,
     )
 
 

@@ -168,7 +168,7 @@ def _slice_row(it: Slice) -> Arguments:
 
 
 def _slice_change(it: Slice) -> Arguments:
-    return (it.state.value, it.gone_at, it.version, text(it), it.id, it.version - 1)
+    return (it.state.value, it.race, it.gone_at, it.version, text(it), it.id, it.version - 1)
 
 
 def _named_row(it: Pool | Queue | Team) -> Arguments:
@@ -343,8 +343,8 @@ SLICES: Final = Table(
     decode=_from_body(Slice),
     insert_sql="""insert into slices (id, state, pool, team, provider, race, gone_at, version, body)
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9)""",
-    change_sql="""update slices set state = $1, gone_at = $2, version = $3, body = $4
-        where id = $5 and version = $6""",
+    change_sql="""update slices set state = $1, race = $2, gone_at = $3, version = $4, body = $5
+        where id = $6 and version = $7""",
     version_sql="select version, state from slices where id = $1",
 )
 POOLS: Final = Table(

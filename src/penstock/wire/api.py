@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.domain.cloud import CloudWish
+from penstock.domain.transfers import Transfer
 from penstock.wire.cost import JobCost
 from penstock.wire.inventory import BudgetRequest, BudgetView, ReservationView
 
@@ -113,6 +114,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     evidence: tuple[str, ...] = ()
     exit_code: int | None = None
+    copied: Transfer | None = None  #: a checkpoint that was brought from another region first
 
 
 class ProgressView(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +277,8 @@ class SliceView(msgspec.Struct, frozen=True, kw_only=True):
     ready_at: float | None = None
     idle_since: float | None = None
     why: str = ""
-    arriving: str = ""  #: while it is being made: what its hosts are doing
+    arriving: str = ""  #: while it is being made: what its hosts are doing, and whether it is unusually slow
+    slow_since: float | None = None  #: since when its creation takes longer than others of its kind did in its zone
     title: str = ""  #: what people call it: in a fleet its place, tpu-ZONE-N, which its successor takes over
     held_since: float | None = None  #: by the job on it
     held_until: float | None = None  #: at the latest: when that job has had all its time
@@ -297,6 +300,7 @@ class PoolRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     idle_s: float = 600.0
     cloud: CloudWish | None = None  #: how a cloud makes its slices; left out: as before
     per_zone: int | None = None  #: a fleet: so many in each zone, and `max` follows from it; left out: as before
+    race: int | None = None  #: zones asked at once for one slice, the first to be ready kept; left out: as before, or 1
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,6 +316,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     slices: int = 0
     cloud: CloudWish | None = None
     per_zone: int | None = None
+    race: int = 1
 
 
 class PoolPage(msgspec.Struct, frozen=True):

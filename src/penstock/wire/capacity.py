@@ -78,3 +78,4 @@ class AdoptReply(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     hosts: int
     script: str  #: what makes each of its hosts ours, run there as root; it holds the slice's join token
+    returns: bool = True  #: after a reboot its hosts run that by themselves

@@ -34,6 +34,7 @@ KINDS: Final[dict[str, Kind]] = {
     "fault": Kind(500, 70, "a fault of the server"),
     "unavailable": Kind(503, 3, "the server cannot answer now"),
     "not_leading": Kind(503, 3, "another server leads"),
+    "copying": Kind(503, 3, "what was asked for is on its way"),
 }
 
 

@@ -61,6 +61,37 @@ def test_an_adopted_node_is_known_by_its_slice_and_stays_when_let_go() -> None:
     play(scene, story())
 
 
+def test_a_script_for_the_next_boot_comes_and_goes_with_the_labels() -> None:
+    scene = Scene(World())
+    boot = Boot(server="http://s", bundle_url="http://s/v1/agent/bundle/x", sha256="ab", built_for="2.31")
+    ours = by_hand(metadata(boot, "s7", "token"), "m7")
+
+    async def of(name: str) -> dict[str, str]:
+        node = await scene.rest.call("GET", f"{scene.rest.zone(ZONE)}/nodes/{name}")
+        return dict(node.get("metadata") or {})
+
+    async def story() -> None:
+        await foreign(scene, metadata={"own": "value"})
+        await scene.capacity.adopt("by-hand", ZONE, "s7", "m7", own=False, script=ours)
+        assert await of("by-hand") == {"own": "value", "startup-script": ours}
+        found = await scene.capacity.inspect("by-hand", ZONE)
+        assert found is not None
+        assert not found.script, "it is ours"
+        await scene.capacity.delete("s7", ZONE)
+        assert await of("by-hand") == {"own": "value"}
+
+        await foreign(scene, "scripted", metadata={"startup-script": "#!/bin/sh"})
+        found = await scene.capacity.inspect("scripted", ZONE)
+        assert found is not None
+        assert found.script
+        await scene.capacity.adopt("scripted", ZONE, "s8", "m8", own=False, script=ours)
+        assert await of("scripted") == {"startup-script": "#!/bin/sh"}
+        await scene.capacity.delete("s8", ZONE)
+        assert await of("scripted") == {"startup-script": "#!/bin/sh"}
+
+    play(scene, story())
+
+
 def test_what_was_given_away_is_deleted() -> None:
     scene = Scene(World())
 

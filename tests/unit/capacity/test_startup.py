@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY, Boot, metadata
@@ -41,9 +43,46 @@ def test_an_address_that_a_shell_would_read_otherwise_is_refused(url: str) -> No
         metadata(Boot(server="https://a.example", bundle_url=url, sha256=SHA, built_for="2.31"), "s1", "t")
 
 
-def test_a_bundle_in_a_bucket_is_fetched_with_the_machines_own_account() -> None:
-    boot = Boot(server="https://a.example", bundle_url="https://storage.example/b/o", sha256=SHA, built_for="2.31")
+@pytest.mark.parametrize("url", ["https://a.example/$(reboot)", "gs://bucket/agent/x"])
+def test_an_address_of_a_bucket_is_checked_as_well(url: str) -> None:
+    with pytest.raises(ValueError, match="is no plain http address"):
+        metadata(msgspec.structs.replace(BOOT, bucket_url=url), "s1", "t")
+
+
+def lines_of(boot: Boot) -> dict[str, str]:
     script = metadata(boot, "s1", "t")[SCRIPT_KEY]
-    (fetch,) = [line for line in script.splitlines() if line.startswith("fetch()")]
-    assert "service-accounts/default/token" in fetch
-    assert "$TOKEN" not in fetch, "the join token is for the server alone"
+    checked = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    return {line.partition("(")[0].partition("=")[0]: line for line in script.splitlines()}
+
+
+def test_a_bundle_in_a_bucket_is_fetched_with_the_machines_own_account_and_then_from_the_server() -> None:
+    lines = lines_of(msgspec.structs.replace(BOOT, bucket_url="https://storage.example/b/agent/x"))
+    assert lines["SOURCES"] == "SOURCES='bucket server'"
+    assert "service-accounts/default/token" in lines["from_bucket"]
+    assert '"https://storage.example/b/agent/x"' in lines["from_bucket"]
+    assert "$TOKEN" not in lines["from_bucket"], "the join token is for the server alone"
+    assert "service-accounts" not in lines["from_server"], "and the account's for the bucket"
+    assert "$TOKEN" in lines["from_server"]
+
+
+def test_without_a_bucket_the_server_is_asked_alone() -> None:
+    lines = lines_of(BOOT)
+    assert lines["SOURCES"] == "SOURCES='server'"
+    assert "from_bucket" not in lines
+
+
+def test_a_host_that_has_joined_comes_up_without_a_token_and_any_other_does_not(tmp_path: Path) -> None:
+    """The very line of the script, under the shell's `set -e` and with a metadata server that has no such key."""
+    (line,) = [each for each in metadata(BOOT, "s1", "t")[SCRIPT_KEY].splitlines() if each.startswith("TOKEN=")]
+    script = f'set -eu\nSTATE={tmp_path}\nmeta() {{ return 22; }}\n{line}\necho "up:$TOKEN"\n'
+
+    def boots() -> tuple[int, str]:
+        done = subprocess.run(["sh"], input=script, text=True, capture_output=True, check=False)
+        return done.returncode, done.stdout
+
+    assert boots()[1] == ""
+    assert boots()[0] != 0
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "credential.json").touch()
+    assert boots() == (0, "up:\n")

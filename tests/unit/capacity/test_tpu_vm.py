@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from penstock.capacity import tpu_requests, tpu_vm
+from penstock.capacity.startup import TOKEN_KEY
 from penstock.capacity.tpu_rest import FixedTokens, TpuRest
 from penstock.domain.cloud import CloudWish, Mount
 from penstock.domain.nouns import Slice
@@ -324,5 +325,31 @@ def test_what_is_ours_bears_the_label_of_this_installation() -> None:
         found = await mine.get("s1", ZONE)
         assert found is not None
         assert found.label == "house"
+
+    play(scene, story())
+
+
+def test_the_join_token_is_taken_out_of_a_nodes_metadata_and_all_else_stays() -> None:
+    scene = Scene(World())
+    given = {TOKEN_KEY: "secret", "startup-script": "#!/bin/sh\n"}
+    scene.capacity._metadata = lambda _: given
+
+    async def story() -> None:
+        path = f"{scene.rest.zone(ZONE)}/nodes/s1"
+        await scene.capacity.create(slice_of())
+        assert scene.capacity.with_token == set(), "until it is seen"
+        await scene.capacity.list(ZONE)
+        assert scene.capacity.with_token == {"s1"}
+        before = (await scene.rest.call("GET", path))["metadata"]
+        await scene.capacity.clear_token("s1", ZONE)
+        assert scene.capacity.with_token == set()
+        after = (await scene.rest.call("GET", path))["metadata"]
+        assert after == {key: value for key, value in before.items() if key != TOKEN_KEY}
+        assert before[TOKEN_KEY] == "secret"
+        await scene.capacity.list(ZONE)
+        assert scene.capacity.with_token == set(), "nor after a restart of the server"
+        await scene.capacity.clear_token("s1", ZONE)  # again is no harm, nor is one that is gone
+        await scene.capacity.delete("s1", ZONE)
+        await scene.capacity.clear_token("s1", ZONE)
 
     play(scene, story())

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.controller.calls import Calls
+from penstock.controller.calls import Calls, Pace
 from penstock.controller.observe import Observer
 from penstock.controller.witness import Evidence
 from penstock.ports.capacity import Listing
@@ -39,7 +39,14 @@ def test_a_hint_lists_now_and_none_is_lost() -> None:
         zone, calls = SlowZone(), Calls(4)
         snapshot = cast("Any", SimpleNamespace(slices={}))
         observer = Observer(
-            cast("Any", None), {"local": cast("Any", zone)}, clock, Evidence(clock), calls, "ours", lambda: snapshot
+            cast("Any", None),
+            {"local": cast("Any", zone)},
+            clock,
+            Evidence(clock),
+            calls,
+            {"local": Pace(clock, 60, 10)},
+            "ours",
+            lambda: snapshot,
         )
         observer.look("local", "z")
         await settled()

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.controller import execute, slices
 from penstock.controller.verbs import Outdated
+from penstock.domain import limits
 from penstock.domain.lifecycle import Cause, SliceState
 from penstock.domain.nouns import Slice, Team, Zone, zone_id
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, REPAIRING
@@ -37,6 +38,7 @@ def test_an_intent_is_a_row_before_anything_exists(stage: Stage) -> None:
         "chips": 8,
         "hosts": 1,
         "race": None,
+        "number": None,
         "spot": False,
     }
     assert used(stage) == (8, 8, 8)
@@ -83,6 +85,34 @@ def test_a_race_counts_once_for_team_and_pool_and_each_for_the_provider(stage: S
     for id in (first, third):
         stage.do(slices.bury, id, ("test",))
     assert used(stage) == (0, 0, 8)
+
+
+def test_a_slice_that_joins_late_counts_with_the_slow_one_it_races(stage: Stage) -> None:
+    limit_team(stage, 8)
+    (slow,) = stage.intend()
+    stage.see(slow, CREATING)
+    stage.do(slices.intend, "small", "lab", [("s2", "z2")], "r1", beside=slow)
+    stage.do(slices.intend, "small", "lab", [("s3", "z3")], "r2", beside=slow)
+    assert {stage.slice(id).race for id in (slow, "s2", "s3")} == {"r1"}
+    assert used(stage) == (8, 8, 24)
+    stage.do(slices.release, slow, "lost the race")
+    assert used(stage) == (8, 8, 24)
+    for id in ("s2", "s3"):
+        stage.do(slices.release, id, "lost the race")
+    assert used(stage) == (0, 0, 24)
+    with pytest.raises(Outdated, match="there is nothing to race"):
+        stage.do(slices.intend, "small", "lab", [("s4", "z2")], "r3", beside=slow)
+
+
+def test_what_a_zone_takes_is_counted_from_the_request(stage: Stage) -> None:
+    (slice,) = stage.intend()
+    stage.clock.advance(100.0)  # its turn to be asked for came late
+    stage.see(slice, CREATING)
+    stage.clock.advance(30.0)
+    stage.see(slice, READY)
+    assert stage.sync(slice).welcome
+    (zone,) = stage.look(lambda reader: reader.zones())
+    assert zone.ready_s == 30.0
 
 
 def test_a_race_that_does_not_fit_the_provider_keeps_what_does(stage: Stage) -> None:
@@ -199,6 +229,34 @@ def test_a_late_refusal_is_learned_and_changes_nothing_else(stage: Stage) -> Non
     learned = zone(stage)
     assert learned is not None
     assert learned.streak == 1
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_full_quota_is_tried_again_soon_while_something_of_ours_leaves(stage: Stage, noticed: bool) -> None:
+    """A fleet as large as its quota: the preempted slice holds its chips until it is deleted, and no longer."""
+    taken = stage.ready()
+    if noticed:
+        stage.do(slices.drain, taken, "notice")
+    else:
+        stage.see(taken, PREEMPTED)
+    (wanted,) = stage.intend()
+    stage.do(slices.refuse, wanted, "quota", 300.0, True)
+    refused = zone(stage)
+    assert refused is not None
+    assert 0 < refused.backoff_until - stage.clock.now() <= limits.QUOTA_FREED_S
+
+
+def test_a_full_quota_with_nothing_on_its_way_out_is_left_alone_for_long(stage: Stage) -> None:
+    """What was refused itself never existed: that it is let go frees nothing."""
+    stage.ready()
+    (wanted,) = stage.intend()
+    stage.do(slices.refuse, wanted, "quota", 300.0, True)
+    stage.clock.advance(300.0)
+    (wanted,) = stage.intend()
+    stage.do(slices.refuse, wanted, "quota", 300.0, True)
+    refused = zone(stage)
+    assert refused is not None
+    assert refused.backoff_until - stage.clock.now() >= 150.0
 
 
 # --- leaving ---

@@ -45,12 +45,24 @@ def test_nobody_is_suspected_before_we_have_listened_for_long_enough(stage: Stag
 
 def test_a_slice_is_as_silent_as_its_most_silent_host(stage: Stage, evidence: Evidence) -> None:
     big, small = stage.ready("big"), stage.ready()
+    take(stage, evidence)
     pass_time(stage, evidence, 20, small)
     for host in range(3):
         evidence.heard(big, host)
     pass_time(stage, evidence, 5, small)
     assert silent(stage, evidence) == {big: 25.0}
     evidence.heard(big, 3)
+    assert silent(stage, evidence) == {}
+
+
+def test_a_slice_that_has_just_become_ready_was_not_silent_before(stage: Stage, evidence: Evidence) -> None:
+    """A plan may see the commit of its last join before the one who committed it notes that the host was heard."""
+    pass_time(stage, evidence, 600)
+    slice = stage.ready()
+    assert silent(stage, evidence) == {}
+    pass_time(stage, evidence, limits.SILENCE_S)
+    assert silent(stage, evidence) == {slice: limits.SILENCE_S}
+    evidence.heard(slice, 0)
     assert silent(stage, evidence) == {}
 
 

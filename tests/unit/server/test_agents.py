@@ -62,9 +62,23 @@ def test_a_host_joins_with_its_slice_s_token_only(tmp_path: Path) -> None:
         code, detail = await join(token=token, incarnation="another-life")
         assert (code, "replaced" in detail) == ("forbidden", True)
         assert "hosts" in (await join(token=token, host=1))[1]
-        again = await host.join()
-        assert again.root == "file:///root"
+        # Its own life can be read in the log of events: with the token that must not be enough, either.
+        code, detail = await join(token=token)
+        assert (code, "is spent" in detail) == ("forbidden", True)
+        assert (await host.sync()).welcome, "the credential that it got goes on"
+
+    run(story, tmp_path)
+
+
+def test_a_host_whose_credential_was_lost_on_the_way_joins_again_until_it_syncs(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        await made.submit()
+        slice = await made.until(lambda: made._unjoined("v5e-8"))
+        host = Host(made, slice.id, 0)
+        for _ in range(2):
+            assert (await host.join()).root == "file:///root"
         assert (await host.sync()).welcome
+        assert (await refusal(host.join()))[0] == "forbidden"
 
     run(story, tmp_path)
 

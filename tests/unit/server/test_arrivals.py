@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from penstock.controller.jobs import NotFound
+from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Slice, Zone
-from penstock.server import arrivals, jobs
+from penstock.server import arrivals, jobs, settings
 from penstock.server.auth import join_token
 from penstock.server.routing import Call, Raw, Refusal
 from tests.unit.server.plant import Plant, plant
@@ -107,6 +108,24 @@ def test_a_job_that_waits_is_told_how_far_its_slice_is(tmp_path: Path) -> None:
         await arrivals.arriving(made.service, call(made, slice, step="unpacking"))
         why = await made.until(lambda: _details(made, job))
         assert why[0].startswith(f"slice {slice.id} in here: unpacking, asked for ")
+
+    run(story, tmp_path)
+
+
+def test_a_creation_that_is_unusually_slow_is_told_with_how_long(tmp_path: Path) -> None:
+    async def story(made: Plant) -> None:
+        job = await made.submit()
+        slice = await made.until(lambda: made._unjoined("v5e-8"))
+        await made.until(lambda: _details(made, job))
+        (view,) = (await settings.list_slices(made.service, made.user_call(job))).slices
+        assert (view.slow_since, view.arriving) == (None, "")
+        made.clock.skip(limits.SLOW_UNKNOWN_S + 30.0)
+        (view,) = (await settings.list_slices(made.service, made.user_call(job))).slices
+        assert view.slow_since is not None
+        assert view.slow_since == (slice.asked_at or slice.intended_at) + limits.SLOW_UNKNOWN_S
+        assert "; unusually slow for " in view.arriving
+        assert view.arriving.endswith(" s: none was ever ready there")
+        assert "; unusually slow for " in (await _details(made, job))[0]
 
     run(story, tmp_path)
 

@@ -18,7 +18,7 @@ def test_a_pool_is_made_changed_and_deleted(house: House) -> None:
     made = house.call("PUT", "/v1/pools/p", "admin", json=POOL).json
     assert made == {
         "name": "p", "team": "lab", "provider": "local", "accelerator": "v5e-8", "zones": ["local"], "min": 0,
-        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0, "cloud": None, "per_zone": None,
+        "max": 1, "spot": False, "idle_s": 600.0, "slices": 0, "cloud": None, "per_zone": None, "race": 1,
     }  # fmt: skip
     assert house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "max": 3}).json["max"] == 3
     assert house.get("/v1/pools/p")["max"] == 3
@@ -39,6 +39,9 @@ def test_a_pool_is_made_changed_and_deleted(house: House) -> None:
         ({"zones": ["a", "a"]}, 400, "zones"),
         ({"zones": ["a\n"]}, 400, "zones"),
         ({"idle_s": -1}, 400, "idle_s"),
+        ({"race": 0}, 400, "race"),
+        ({"race": 5}, 400, "race"),
+        ({"race": 2, "per_zone": 1}, 409, "race"),
         ({"provider": "moon"}, 404, "provider"),
         ({"team": "other"}, 403, "team"),
     ],
@@ -61,6 +64,10 @@ def test_what_a_request_does_not_name_stays(house: House) -> None:
     pool = house.wait(house.store.read(lambda reader: reader.pool("p")))
     assert pool is not None
     assert (pool.max, pool.race, pool.teams) == (9, 2, ("other",))
+    raced = house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "race": 3}).json
+    assert (raced["race"], raced["max"]) == (3, 1)
+    assert house.get("/v1/pools/p")["race"] == 3
+    assert house.call("PUT", "/v1/pools/p", "admin", json={**POOL, "per_zone": 2}).json["race"] == 1
 
 
 def test_a_queue_is_made_and_changed(house: House) -> None:

@@ -260,7 +260,7 @@ def l4_no_leak(history: Indexed) -> Finding:
     for event in history.committed("slice.intended"):
         deadline = max(history.time(event), history.settled_t) + INTENT_RESOLVED_S
         later = [each for each in history.of["slice"][event.id] if each.seq > event.seq]
-        settled = [each for each in later if each.kind not in ("slice.joined", "slice.observed")]
+        settled = [each for each in later if each.kind not in ("slice.joined", "slice.observed", "slice.raced")]
         if settled and history.time(settled[0]) <= deadline:
             finding.premises += 1
         elif deadline <= history.end_t:

@@ -166,6 +166,13 @@ class _Chips:
             self.used["provider", facts[2]] += facts[3]
         return [("team", facts[0]), ("pool", facts[1]), ("provider", facts[2])]
 
+    def race(self, event: Event) -> None:
+        """A slice that was alone races from now on: with the others of its race it counts once."""
+        if event.id in self._counted:
+            self._count(event.id, -1)
+            self._slices[event.id] = (*self._slices[event.id][:4], text(event.body, "race"))
+            self._count(event.id, 1)
+
     def leave(self, event: Event) -> None:
         """Seen broken or leaving: team and pool are free at once, the provider when it is gone."""
         if event.id in self._counted:
@@ -221,7 +228,8 @@ def s12_quota(history: Indexed) -> Finding:
     """Whenever chips are reserved, the sum with those in use stays within every limit then in force."""
     finding = Finding(rule="S12")
     chips = _Chips()
-    for event in history.committed("slice.intended", "attempt.created", "attempt.closed", *_LIMITS, *_LOST):
+    kinds = ("slice.intended", "slice.raced", "attempt.created", "attempt.closed", *_LIMITS, *_LOST)
+    for event in history.committed(*kinds):
         if event.kind == "slice.intended":
             scopes = chips.intend(event)
         elif event.kind == "attempt.created":
@@ -229,6 +237,8 @@ def s12_quota(history: Indexed) -> Finding:
         else:
             if event.kind == "attempt.closed":
                 chips.close(event)
+            elif event.kind == "slice.raced":
+                chips.race(event)
             elif event.kind in _LIMITS:
                 chips.set_limit(event)
             else:

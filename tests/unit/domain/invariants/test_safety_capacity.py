@@ -191,6 +191,18 @@ def test_s12_a_race_counts_once_but_each_for_the_provider() -> None:
     assert scribe.broken("S12") == ["provider fake uses 28 chips of 20"]
 
 
+def test_s12_a_slice_that_joins_a_race_late_counts_with_the_other() -> None:
+    scribe = Scribe()
+    scribe.commit("team.created", "red", limit_chips=8)
+    scribe.slice_intended("s1", chips=8)
+    scribe.commit("slice.raced", "s1", race="r1")
+    scribe.slice_intended("s2", race="r1", chips=8)
+    assert scribe.broken("S12") == []
+    scribe.commit("slice.deleting", "s1", why="lost the race")
+    scribe.slice_intended("s3", chips=8)
+    assert scribe.broken("S12") == ["team red uses 16 chips of 8"]
+
+
 def test_s12_provider_chips_are_held_until_gone() -> None:
     scribe = Scribe()
     scribe.commit("quota.limit_set", "provider/fake", scope="provider", name="fake", limit_chips=8)
