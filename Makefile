@@ -45,6 +45,10 @@ parity:
 demo: setup walls ## a real training job here: queued, run, its slice taken away half-way, resumed, finished
 	$(BIN)/python tools/demo.py
 
+.PHONY: demo-extract
+demo-extract: setup ## a tiny model's activations over a dataset, a worker killed on the way, every row once
+	$(BIN)/python tools/demo_extract.py
+
 # Jobs are walled in with bubblewrap where it can be had; `tpu doctor` says which walls stand.
 .PHONY: walls
 walls:
@@ -98,6 +102,18 @@ bench-run: $(BENCH_INSTALLED) ## speed and size of tpu run, exec and the API aga
 .PHONY: bench-firestore
 bench-firestore: $(BENCH_INSTALLED) ## the Firestore bridge on Google's emulator: document to running, and a burst (docs/benchmarks.md)
 	$(BIN)/python bench/firestore.py $(ARGS)
+
+.PHONY: bench-fleet
+bench-fleet: $(BENCH_INSTALLED) ## 1,000 emulated nodes: reconcile, pace of creates, no 429 (18 min; ARGS=--quick: 1 min)
+	$(BIN)/python bench/fleet.py $(ARGS)
+
+.PHONY: bench-cost
+bench-cost: $(BENCH_INSTALLED) ## the cost ledger over 100,000 attempts (docs/benchmarks.md)
+	$(BIN)/python bench/cost.py $(ARGS)
+
+.PHONY: bench-extract
+bench-extract: $(BENCH_INSTALLED) ## extraction on processors: two pinned workers against one (bench/extract/h200.py: on a GPU)
+	$(BIN)/python bench/extract/cpu.py $(ARGS)
 
 .PHONY: sim-check
 sim-check: setup ## every planted bug must be caught, and 200 seeds with every fault, rule and crash point be clean

@@ -16,22 +16,14 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
-
+from tests.missing import missing
 from tests.process.firestore_house import free_port
 
 START_S = 60.0
 ANSWER_S = 60.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  #: the key under which WebDriver gives an element's id
-
-
-def missing(what: str) -> NoReturn:
-    """Skip for want of `what`; fail in CI, so that green never means unseen."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"needs {what}, and in CI that is no reason to skip", pytrace=False)
-    pytest.skip(f"needs {what}")
 
 
 class StaleElement(Exception):

@@ -7,6 +7,7 @@ word. It must not judge anything.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -15,14 +16,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
+from tests.missing import missing
 from tests.process.machine import until
 from tests.process.shop import Shop
 
@@ -103,10 +104,7 @@ def require_emulator() -> None:
     done = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    reason = done.stderr.strip()
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"needs Google's Firestore emulator, and in CI that is no reason to skip: {reason}", pytrace=False)
-    pytest.skip(f"needs Google's Firestore emulator: {reason}")
+    missing(f"Google's Firestore emulator: {done.stderr.strip()}")
 
 
 class BridgeHouse(Shop):
@@ -166,6 +164,22 @@ class BridgeHouse(Shop):
     def let_go(self, job: str) -> None:
         """Let a payload go on that waits (`marked(…, wait=True)`)."""
         self.open_gate(job, "go")
+
+
+@contextlib.contextmanager
+def bridge_house(folder: Path) -> Iterator[BridgeHouse]:
+    """An open machine with an emulator of its own; without one the test is left out."""
+    require_emulator()
+    emulator = Emulator(folder / "emulator")
+    emulator.start()
+    house = BridgeHouse(folder / "home", emulator)
+    try:
+        house.open()
+        yield house
+    finally:
+        house.end_bridges()
+        house.end()
+        emulator.stop()
 
 
 def marked(mark: str, then: str = "", *, wait: bool = False) -> str:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from penstock.capacity import processes
 from penstock.client import Client
@@ -38,6 +40,12 @@ class Shop(Machine):
         self.desk = path.parent / "desk"
         self.desk.mkdir()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def open(self) -> None:
         """Start (again) and wait until jobs are taken."""
         self.start()
@@ -59,6 +67,12 @@ class Shop(Machine):
             timeout=RUN_S,
             check=False,
         )
+
+    def told(self, *words: str) -> Any:
+        """What a command says as JSON."""
+        done = self.command(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return msgspec.json.decode(done.stdout)
 
     # --- jobs ---
     def submit(self, code: str, *words: str, on: str = "v5e-1", **fields: Any) -> str:

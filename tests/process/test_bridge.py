@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 
-from tests.process.firestore_house import PROJECT, BridgeHouse, Emulator, marked, over, require_emulator, wait_for
+from tests.process.firestore_house import (
+    PROJECT,
+    BridgeHouse,
+    Emulator,
+    bridge_house,
+    marked,
+    over,
+    require_emulator,
+    wait_for,
+)
 from tests.process.machine import until
 
 FIRST = Path(__file__).with_name("first_queue")
@@ -23,19 +32,9 @@ FIRST = Path(__file__).with_name("first_queue")
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeHouse]:
-    require_emulator()
-    folder = tmp_path_factory.mktemp("bridge")
-    emulator = Emulator(folder / "emulator")
-    emulator.start()
-    house = BridgeHouse(folder / "home", emulator)
-    try:
-        house.open()
+    with bridge_house(tmp_path_factory.mktemp("bridge")) as house:
         house.bridge()
         yield house
-    finally:
-        house.end_bridges()
-        house.end()
-        emulator.stop()
 
 
 @pytest.fixture
@@ -276,7 +275,7 @@ def test_a_bridge_runs_beside_the_server_when_the_settings_say_so(tmp_path: Path
         assert wait_for(jobs, [one.id], over)[one.id]["result"] == "42"
         began = time.monotonic()
         house.tpu("down", "--slices")
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60, "the bridge goes with it: it would listen for ever"
         until(lambda: not house.servers())
     finally:
         house.end()

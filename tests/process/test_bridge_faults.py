@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.process.crashing_bridge import VARIABLE
-from tests.process.firestore_house import BridgeHouse, Emulator, marked, over, require_emulator, wait_for
+from tests.process.firestore_house import BridgeHouse, bridge_house, marked, over, wait_for
 
 CRASHING = "tests.process.crashing_bridge"
 NUMBERS = count()
@@ -23,18 +23,8 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeHouse]:
-    require_emulator()
-    folder = tmp_path_factory.mktemp("faults")
-    emulator = Emulator(folder / "emulator")
-    emulator.start()
-    house = BridgeHouse(folder / "home", emulator)
-    try:
-        house.open()
+    with bridge_house(tmp_path_factory.mktemp("faults")) as house:
         yield house
-    finally:
-        house.end_bridges()
-        house.end()
-        emulator.stop()
 
 
 @pytest.fixture

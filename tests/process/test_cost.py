@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,17 +27,8 @@ if os.environ["PENSTOCK_STAGE"] == "0":
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path / "home")
-    try:
+    with Shop(tmp_path / "home") as shop:
         yield shop
-    finally:
-        shop.end()
-
-
-def told(shop: Shop, *words: str) -> Any:
-    done = shop.command(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def kinds(shop: Shop, id: str) -> list[str]:
@@ -53,7 +43,7 @@ def test_what_ran_after_the_checkpoint_is_lost_and_the_rest_is_not(shop: Shop) -
     place = shop.view(id)["slice"]
     assert shop.command("local", "preempt", place).returncode == 0
     assert shop.ended(id)["state"] == "succeeded"
-    found = told(shop, "cost", id)
+    found = shop.told("cost", id)
     row = found["row"]
     assert (found["saves"], found["losses"], row["attempts"]) == (1, 1, 2)
     assert row["lost_chip_s"] > 0.5  # it rested for two seconds before it counted
@@ -62,7 +52,7 @@ def test_what_ran_after_the_checkpoint_is_lost_and_the_rest_is_not(shop: Shop) -
     assert found["save_every_s"] is None
     assert "payload.saving" in found["advice"]
     for by in ("job", "user", "queue", "zone"):
-        page = told(shop, "cost", "--by", by)
+        page = shop.told("cost", "--by", by)
         total = page["total"]
         parts = sum(total[f"{part}_chip_s"] for part in ("useful", "lost", "unknown", "setup", "idle"))
         assert total["chip_s"] == pytest.approx(parts)
@@ -76,17 +66,17 @@ def test_a_spent_budget_and_a_reservation_keep_new_work_waiting(shop: Shop) -> N
     assert shop.ended(first)["state"] == "succeeded"
     assert shop.command("queues", "set", "default", "--budget", "0.000001chip-hours/month").returncode == 0
     second = shop.submit("say('two')")
-    soon(lambda: told(shop, "why", second)["code"] == "budget")
+    soon(lambda: shop.told("why", second)["code"] == "budget")
     assert shop.command("queues", "set", "default").returncode == 0
     assert shop.ended(second)["state"] == "succeeded"
 
-    (pool,) = {each["pool"] for each in told(shop, "slices")}
+    (pool,) = {each["pool"] for each in shop.told("slices")}
     assert shop.command("reserve", f"pool:{pool}", "--for", "bob", "--until", "1h", "--note", "demo").returncode == 0
-    held = [each for each in told(shop, "find", "v5") if each["state"] == "ready"]
+    held = [each for each in shop.told("find", "v5") if each["state"] == "ready"]
     assert held
     assert {(each["reserved"]["user"], each["reserved"]["note"]) for each in held} == {("bob", "demo")}
-    assert told(shop, "find", "--free") == []
+    assert shop.told("find", "--free") == []
     third = shop.submit("say('three')")
-    soon(lambda: told(shop, "why", third)["code"] == "reserved")
+    soon(lambda: shop.told("why", third)["code"] == "reserved")
     assert shop.command("release", f"pool:{pool}").returncode == 0
     assert shop.ended(third)["state"] == "succeeded"

@@ -23,18 +23,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path / "home")
-    try:
+    with Shop(tmp_path / "home") as shop:
         yield shop
-    finally:
-        shop.end()
-
-
-def told(shop: Shop, *words: str) -> Any:
-    """What a command says as JSON."""
-    done = shop.command(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def lines(shop: Shop, *words: str) -> list[Any]:
@@ -59,7 +49,7 @@ def test_an_array_keeps_its_limit_without_the_command_and_through_a_killed_serve
     assert len(ids) == 5
 
     soon(lambda: running(shop, ids) == ids[:2])
-    why = told(shop, "why", ids[4])
+    why = shop.told("why", ids[4])
     assert (why["code"], why["numbers"]) == ("array_full", {"running": 2, "at_most": 2})
     assert re.match(r"Array \w+: 2 of 2 running; ", why["sentence"])
 
@@ -93,7 +83,7 @@ def test_map_and_batches_have_the_same_limit(shop: Shop) -> None:
     shop.open()
     with shop.client() as client:
         assert list(client.map("result = item * item", range(6), on="v5e-1", at_most=1)) == [0, 1, 4, 9, 16, 25]
-    views = sorted((shop.view(each["id"]) for each in told(shop, "ps", "-a")), key=lambda view: view["started_at"])
+    views = sorted((shop.view(each["id"]) for each in shop.told("ps", "-a")), key=lambda view: view["started_at"])
     assert all(one["finished_at"] <= two["started_at"] for one, two in pairwise(views))
     snippet = {"type": "snippet", "code": "1"}
     bad = {"jobs": [{"payload": snippet, "at_most": 2}]}
@@ -113,7 +103,7 @@ def test_a_queue_goes_once_nothing_is_in_it(shop: Shop) -> None:
     assert done.stderr.decode() == line
     assert shop.command("kill", id).returncode == 0
     assert shop.command("queues", "rm", "night").returncode == 0
-    assert [each["name"] for each in told(shop, "queues")] == ["default"]
+    assert [each["name"] for each in shop.told("queues")] == ["default"]
     assert shop.command("queues", "rm", "night").returncode == 5
     status, problem = shop.call("POST", "/v1/jobs", {"payload": {"type": "snippet", "code": "1"}, "queue": "night"})
     assert (status, problem["code"]) == (404, "not_found")
@@ -149,13 +139,13 @@ def test_lists_are_narrowed_by_what_they_have(shop: Shop) -> None:
     done = shop.command("events", well, "--tag", "sweep")
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
 
-    (slice,) = {each["id"] for each in told(shop, "slices", "--tag", "sweep", "--user", user)}
-    assert [each["job"] for each in told(shop, "slices", "--state", "ready", "--tag", "sweep")] == [live]
-    assert told(shop, "slices", "--user", "nobody") == []
-    assert told(shop, "slices", "--state", "gone,failed") == []
-    assert slice in {each["id"] for each in told(shop, "local", "ls", "--since", "1h")}
+    (slice,) = {each["id"] for each in shop.told("slices", "--tag", "sweep", "--user", user)}
+    assert [each["job"] for each in shop.told("slices", "--state", "ready", "--tag", "sweep")] == [live]
+    assert shop.told("slices", "--user", "nobody") == []
+    assert shop.told("slices", "--state", "gone,failed") == []
+    assert slice in {each["id"] for each in shop.told("local", "ls", "--since", "1h")}
     for words in (("ps",), ("pools",), ("queues",), ("secret", "ls"), ("alias",), ("dir",), ("settings",)):
-        assert isinstance(told(shop, *words), list | dict)
+        assert isinstance(shop.told(*words), list | dict)
     shop.open_gate(live, "go")
 
 
@@ -211,7 +201,7 @@ def test_the_policy_is_obeyed_by_itself_and_no_live_job_suffers(shop: Shop) -> N
         WORDS + "say(1)\nopen(os.environ['PENSTOCK_OUTPUT_DIR'] + '/f', 'w').write('x')\n"
     )
     assert shop.command("run", "--on", "v5e-1", "-n", "old", "kept.py").returncode == 0
-    (old,) = [each["id"] for each in told(shop, "ps", "-a")]
+    (old,) = [each["id"] for each in shop.told("ps", "-a")]
     live = shop.submit("say('still here'); gate('go'); say('and done')", timeout_s=29 * 86400)
     shop.says(live, b"still here")
     root = shop.home.path / "root"
@@ -221,7 +211,7 @@ def test_the_policy_is_obeyed_by_itself_and_no_live_job_suffers(shop: Shop) -> N
     shop.kill_server()
 
     (shop.home.path / "penstock.toml").write_text('[retention]\nlogs = "1d"\nresults = "never"\nevery = "1s"\n')
-    shown = {each["name"]: (each["value"], each["from"]) for each in told(shop, "config", "show")}
+    shown = {each["name"]: (each["value"], each["from"]) for each in shop.told("config", "show")}
     file = str(shop.home.path / "penstock.toml")
     assert (shown["retention.every"], shown["retention.results"]) == ((1.0, file), ("never", file))
     assert shown["retention.checkpoints"] == (30 * 86400.0, "default")
@@ -240,7 +230,7 @@ def test_the_policy_is_obeyed_by_itself_and_no_live_job_suffers(shop: Shop) -> N
     gone = [root / "jobs" / id for id in (old, live)]
     serving(shop, 40, lambda: not any(each.exists() for each in gone) and not list(root.glob("snapshots/**/*.json")))
     shop.open()
-    assert told(shop, "ps", "-a") == []
+    assert shop.told("ps", "-a") == []
 
 
 def serving(shop: Shop, days: int, until_it: Callable[[], object]) -> None:

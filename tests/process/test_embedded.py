@@ -22,6 +22,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.capacity import processes
+from penstock.domain import limits
 from penstock.domain.admission import BadInput
 from penstock.wiring.embedded import answers, ensure_server
 from penstock.wiring.home import Unusable
@@ -68,11 +69,12 @@ def test_a_server_killed_at_once_loses_nothing_and_leads_again(machine: Machine)
     until(lambda: machine.call("POST", "/v1/jobs", BODY)[0] == 201)
     ids = {machine.call("POST", "/v1/jobs", {**BODY, "priority": number})[1]["id"] for number in range(5)}
     first = machine.kill_server()
-    began = time.monotonic()
     url = machine.start()
     assert url == first.url, "agents find it where they left it"
+    # From its first answer on: on a quiet machine that comes seconds before the dead one's term is over.
+    began = time.monotonic()
     until(lambda: machine.call("GET", "/v1/server")[1]["leading"])
-    assert time.monotonic() - began < 6.0, "no term has to run out first"
+    assert time.monotonic() - began < limits.LEADER_TTL_S / 2, "no term has to run out first"
     listed = {job["id"] for job in machine.call("GET", "/v1/jobs")[1]["jobs"]}
     assert ids <= listed
 
@@ -213,7 +215,7 @@ def test_sigterm_drains_and_loses_no_acknowledged_call(machine: Machine) -> None
     for stream, answer in streams:
         answer.read()  # ended by the server, not cut off in the middle of a line
         stream.close()
-    assert took_s < 15.0, "open streams do not hold it"
+    assert took_s < 22.0, "open streams do not hold it: they would for 25 s (`drain_s`)"
     acknowledged = {id for submitter in submitters for id in submitter.ids}
     assert [submitter.refused for submitter in submitters] == [[]] * 4
     machine.start()

@@ -5,8 +5,6 @@ The archive is the agent's own bundle, so this is also the proof that it needs n
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ import pytest
 
 from penstock.domain.catalogue import find
 from penstock.wiring.bundle import build
+from tests.missing import need_machines
 from tests.process.google_cloud import BUCKET, google_cloud
 from tests.process.machine import until
 
@@ -37,8 +36,7 @@ publish devices "$(bin/python3 ask.py 2>&1 | tail -n 1)"
 
 @pytest.mark.long
 def test_jax_sees_as_many_devices_as_the_catalogue_says(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("bwrap") is None:
-        pytest.skip("hosts need root and bubblewrap")
+    need_machines()
     bundle = build(tmp_path, ("jax", "requests"))
     accelerator = find("v5e-16")
     with google_cloud(machines=True) as cloud:

@@ -5,7 +5,6 @@ What a host finds out about itself it publishes as guest attributes, which the A
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import threading
@@ -18,6 +17,7 @@ from urllib.request import Request, urlopen
 import msgspec
 import pytest
 
+from tests.missing import need_machines
 from tests.process.google_cloud import BUCKET, GoogleCloud, google_cloud
 from tests.process.machine import until
 
@@ -74,8 +74,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def cloud() -> Iterator[GoogleCloud]:
-    if os.geteuid() != 0 or shutil.which("bwrap") is None or shutil.which("nsenter") is None:
-        pytest.skip("hosts need root, bubblewrap and nsenter")
+    need_machines()
     with google_cloud(machines=True) as cloud:
         yield cloud
 
@@ -164,8 +163,7 @@ def test_a_disk_outlives_a_power_cut_but_not_its_machine(cloud: GoogleCloud, ser
 
 
 def test_nothing_of_the_hosts_outlives_the_emulator(server: str) -> None:
-    if os.geteuid() != 0 or shutil.which("bwrap") is None:
-        pytest.skip("hosts need root and bubblewrap")
+    need_machines()
     disks = []
     for end in ("terminate", "kill"):
         with google_cloud(machines=True) as cloud:

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from tests.process.browser import Browser, missing
+from tests.missing import missing
+from tests.process.browser import Browser
 from tests.process.firestore_people import OWNER, RULES, RuledEmulator, from_fields
 from tests.process.machine import until
 from tests.process.shop import RUN_S, TPU, Shop

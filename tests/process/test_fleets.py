@@ -29,7 +29,6 @@ class Fleet(Scene):
     """The scene, and a user who has a key."""
 
     keys: Keys
-    log: Path  #: of the server
 
     def run(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -62,7 +61,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     keys = Keys(folder / "keys")
     with scene_at(folder, '"msgspec"', "--ssh-key", str(keys.public), "--ssh-port", str(keys.port)) as scene:
         made = Fleet(scene.cloud, scene.shop)
-        made.keys, made.log = keys, folder / "server.log"
+        made.keys = keys
         yield made
 
 

@@ -95,7 +95,9 @@ def test_the_older_workflow_in_tpu_commands(tmp_path: Path) -> None:
         assert {f"stream {index}" for index in (0, 1)} == {
             scene.shop.log(job["id"]).decode().strip() for job in _jobs(scene)
         }
-        assert "succeeded" in shell.section("Monitor")
+        monitored = shell.section("Monitor")
+        assert "succeeded" in monitored
+        assert {"us-central1-a: 1 free", "us-central1-b: 1 free"} <= set(monitored.splitlines()), "of `tpu monitor`"
         assert shell.section("Look at the machines").count("t1v-n-") == 2
         (lost,) = [each["id"] for each in _slices(scene) if each["zone"] == "us-central1-b"]
         scene.happen("preempt", lost)

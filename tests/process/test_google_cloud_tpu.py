@@ -6,12 +6,12 @@ It reads typed answers, so a field of the wrong kind fails here where gcloud wou
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.missing import missing
 from tests.process.google_cloud import GoogleCloud, google_cloud
 
 PARENT = "projects/p1/locations/us-central1-a"
@@ -24,10 +24,7 @@ def tpu_v2() -> Any:
     try:
         return importlib.import_module("google.cloud.tpu_v2")
     except ImportError:
-        why = "google-cloud-tpu is not installed: the emulator's conformance to it is not checked"
-        if os.environ.get("CI") == "true":
-            pytest.fail(why)
-        pytest.skip(why)
+        missing("google-cloud-tpu: the emulator's conformance to it is not checked")
 
 
 @pytest.fixture

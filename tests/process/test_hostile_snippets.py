@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.agent import cgroups
+from penstock.domain import limits
 from tests.process.snippets import Bench, Left, Started, standing_walls
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,7 @@ def test_an_endless_loop_is_killed_when_its_time_is_over(field: Field) -> None:
     began = time.monotonic()
     left = field.run("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", most_s=1.0)
     assert left.ended.signal == signal.SIGKILL
-    assert time.monotonic() - began < 1.0 + 5.0
+    assert time.monotonic() - began < limits.GRACE_S  # which is for payloads that are asked to stop, not for this
     field.ordinary()
 
 
@@ -151,7 +152,7 @@ def _bounded(started: Started, tasks: int) -> None:
 #: It waits for the word of the test, which looks at the limits first; and it ends by itself, whatever happens.
 BOMB = """
 import os, time
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while not os.path.exists('go') and time.monotonic() < until: time.sleep(0.01)
 refused = 0
 while os.path.exists('go') and time.monotonic() < until and refused < 50:
@@ -173,12 +174,12 @@ def test_a_fork_bomb_stays_in_its_room(field: Field, detach: bool) -> None:
         most = 0
         group = cgroups.Group(started.tree.handle.group)
         (file,) = [Path(each) for each in group.entrances if "pids" in each or "unified" in each][:1]
-        async with asyncio.timeout(15.0):
+        async with asyncio.timeout(45.0):
             while most < 40:
                 most = max(most, len(file.read_text().split()))
                 await asyncio.sleep(0.02)
         assert await started.tree.kill()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(30.0):
             left = await started.left()
         return left, most
 

@@ -31,6 +31,7 @@ NOT_RUN = {
     "--on 'v4-*'": "needs a pool of that kind; tests/unit/cli/test_targets.py has what it chooses",
     "tpu restart SLICE": "the rest of the page needs the slice; tests/process/test_fleets.py restarts one",
     "tpu reapply": "the same command",
+    "tpu apply": "the same command as `tpu pools set`",
     "tpu check-status": "the same command as `tpu slices`",
     "tpu ssh SLICE": "slices of this machine have no hosts to enter; tests/process/test_fleets.py does",
     "tpu ssh SLICE -- COMMAND": "the same",

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.capacity import processes
 from penstock.capacity.slice_files import SliceFiles
+from penstock.domain import limits
 from tests.process.machine import Machine, until
 
 SLEEP = "import time; print('on', flush=True); time.sleep(600)"
@@ -73,8 +74,8 @@ def test_a_slice_taken_away_without_a_word_is_replaced_at_once(machine: Machine)
     began = time.monotonic()
     assert not any(process.alive for process in first)
     until(lambda: job.runs_again(attempts=2))
-    # Three seconds are promised, and one is usual; the rest is for a machine that runs other tests.
-    assert time.monotonic() - began < 10.0
+    # Three seconds are promised, and one is usual; found by its silence alone, it would take longer than this.
+    assert time.monotonic() - began < limits.SILENCE_S
     assert job.slice != gone
     assert job.view["attempts"][0]["cause"] == "preempted"
     assert [row["job"] for row in machine.call("GET", "/v1/slices")[1]["slices"] if row["id"] == job.slice] == [job.id]
@@ -83,10 +84,10 @@ def test_a_slice_taken_away_without_a_word_is_replaced_at_once(machine: Machine)
 def test_a_notice_lets_the_job_leave_before_its_slice_goes(machine: Machine) -> None:
     job = Sleeper(machine)
     gone = job.slice
-    assert machine.tpu("local", "preempt", gone, "--notice", "20s").returncode == 0
+    assert machine.tpu("local", "preempt", gone, "--notice", "60s").returncode == 0
     began = time.monotonic()
     until(lambda: job.runs_again(attempts=2))
-    assert time.monotonic() - began < 15.0, "it did not wait for the end"
+    assert time.monotonic() - began < 45.0, "it did not wait for the end"
     assert job.slice != gone
     assert job.view["attempts"][0]["cause"] == "preempted"
 

@@ -8,8 +8,6 @@ server with a small bundle serve most tests; the test of JAX has its own, with t
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from penstock.domain import limits
+from tests.missing import need_machines
 from tests.process.google_cloud import GoogleCloud, google_cloud
 from tests.process.machine import until
 from tests.process.shop import TPU, Shop
@@ -58,9 +58,29 @@ say("done")
 class Scene:
     """An emulated cloud and the server that uses it."""
 
+    server: subprocess.Popen[bytes]
+
     def __init__(self, cloud: GoogleCloud, shop: Shop) -> None:
         self.cloud = cloud
         self.shop = shop
+        self.log = shop.home.path.parent / "server.log"
+
+    def serve(self) -> None:
+        """Start the server, for the first time or again, and wait until it takes calls."""
+        words = [*TPU, "serve", "--local-hosts", "0"]
+        folder = self.log.parent
+        with self.log.open("ab") as log:
+            self.server = subprocess.Popen(
+                words, env=self.shop.environment, cwd=folder, stdout=subprocess.PIPE, stderr=log
+            )
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline().startswith(b"http"), self.log.read_text()
+        until(lambda: self.shop.call("GET", "/v1/queues")[1]["queues"])
+
+    def kill(self) -> None:
+        """End the server as a power cut would."""
+        with self.server:
+            self.server.kill()
 
     def pool(self, name: str, zones: str, *words: str, kind: str = "v5e-8") -> None:
         made = self.shop.tpu("pool", "create", name, "--type", kind, "--zones", zones, "--idle", "1h", *words)
@@ -85,31 +105,19 @@ class Scene:
 
 @contextlib.contextmanager
 def scene_at(folder: Path, bundle: str, *emulator: str, more: str = "") -> Iterator[Scene]:
-    if os.geteuid() != 0 or shutil.which("bwrap") is None or shutil.which("nsenter") is None:
-        pytest.skip("emulated hosts need root, bubblewrap and nsenter")
+    need_machines()
     shop = Shop(folder / "home")
     shop.home.path.mkdir()
     with google_cloud(*emulator, machines=True) as cloud:
         settings = f'[tpu_vm]\nproject = "{PROJECT}"\nendpoint = "{cloud.url}"\nbundle = [{bundle}]\n{more}'
         (shop.home.path / "penstock.toml").write_text(settings)
-        with (
-            (folder / "server.log").open("wb") as log,
-            subprocess.Popen(
-                [*TPU, "serve", "--local-hosts", "0"],
-                env=shop.environment,
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            ) as server,
-        ):
-            assert server.stdout is not None
-            try:
-                assert server.stdout.readline().startswith(b"http"), (folder / "server.log").read_text()
-                until(lambda: shop.call("GET", "/v1/queues")[1]["queues"])
-                yield Scene(cloud, shop)
-                assert server.poll() is None, (folder / "server.log").read_text()
-            finally:
-                server.kill()
+        scene = Scene(cloud, shop)
+        try:
+            scene.serve()
+            yield scene
+            assert scene.server.poll() is None, scene.log.read_text()
+        finally:
+            scene.kill()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +164,7 @@ def test_a_notice_reaches_the_job_at_once_and_it_resumes_elsewhere(scene: Scene)
     scene.shop.says(job, b"asked to stop")
     said = scene.shop.everything(job).decode()
     asked_at = float(said.partition("asked to stop at ")[2].split()[0])
-    assert asked_at - told_at < 1.0
+    assert asked_at - told_at < 10.0, "while the notice runs, not when it is over"
     saved = int(said.partition("\nsaved ")[2].split()[0])
     until(lambda: "resumed at" in scene.shop.everything(job).decode(), 120)
     assert f"resumed at {saved}\n" in scene.shop.everything(job).decode()
@@ -164,6 +172,33 @@ def test_a_notice_reaches_the_job_at_once_and_it_resumes_elsewhere(scene: Scene)
     until(lambda: first not in scene.nodes(FIRST))  # what is preempted holds quota: it is deleted
     scene.shop.command("cancel", job)
     scene.drop("noticed")
+
+
+@pytest.mark.long
+def test_one_hosts_notice_reaches_the_others_within_a_second(scene: Scene) -> None:
+    """Only the first host of two is told by the platform; when the other one was asked to stop it says itself.
+
+    Both go on for a while, as if they saved: the end of one would stop the other too.
+    """
+    scene.pool("pairwise", "us-central2-b", kind="v4-16")
+    code = """
+import signal
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked or (asked.append(1), say("asked to stop at", time.time())))
+say("here")
+while not asked: time.sleep(0.01)
+time.sleep(5)
+"""
+    job = scene.shop.submit(code, on="v4-16", pool="pairwise", rule="pass")
+    scene.shop.says(job, b"here", hosts=2)
+    scene.happen("notify_host", scene.slice_of(job), host=0, notice_s=30.0)
+    scene.shop.says(job, b"asked to stop at", hosts=2)
+    said = [scene.shop.log(job, host=rank).decode().partition("asked to stop at ")[2] for rank in range(2)]
+    told, passed_on = (float(each.split()[0]) for each in said)
+    # From host to host: how long the platform's own word takes to the first is not what is promised here.
+    assert passed_on - told < 1.0
+    scene.shop.command("cancel", job)
+    scene.drop("pairwise")
 
 
 @pytest.mark.long
@@ -239,11 +274,15 @@ def test_what_is_lost_without_a_word_is_found_and_replaced(scene: Scene) -> None
     for job in jobs.values():
         scene.shop.says(job, b"step 20\n")
     time.sleep(3.0)  # for a checkpoint to reach the server: what it never had it cannot bring back
+    taken_at = time.time()  # noqa: TID251 (the server has the same clock)
     scene.happen("preempt", first["taken"])
     scene.happen("die_unseen", first["dead"])
     for name, job in jobs.items():
         until(lambda job=job: b"resumed at" in scene.shop.everything(job), 300)  # type: ignore[misc]
         assert scene.shop.view(job)["slice"] != first[name]
+    # Its broken connection told: silence counts from the last sync, which was 5 s earlier at most.
+    found_at = scene.shop.view(jobs["taken"])["attempts"][0]["closed_at"]
+    assert found_at - taken_at < limits.SILENCE_S - limits.SYNC_S
     until(lambda: not {"orphan", *first.values()} & scene.nodes().keys(), 300)
     assert {"stranger", "by-hand"} <= scene.nodes(FIRST).keys()
     for name, job in jobs.items():

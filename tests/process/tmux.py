@@ -14,8 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.missing import missing
 from tests.process.machine import until
 from tests.process.shop import RUN_S, Shop, soon
 
@@ -27,9 +26,7 @@ class Screen:
 
     def __init__(self, shop: Shop, folder: Path, columns: int = COLUMNS, rows: int = ROWS) -> None:
         if shutil.which("tmux") is None:
-            if os.environ.get("CI") == "true":
-                pytest.fail("needs tmux, and in CI that is no reason to skip", pytrace=False)
-            pytest.skip("needs tmux")
+            missing("tmux")
         tools = folder / "bin"
         tools.mkdir()
         (tools / "tpu").write_text(

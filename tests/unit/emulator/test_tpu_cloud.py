@@ -170,6 +170,8 @@ def test_quota_counts_what_is_on_its_way_out_until_it_is_gone() -> None:
     world.call("POST", "nodes?nodeId=c", NODE, status=429)
     world.wait(11)
     world.create("c")
+    refused = [each for each in world.control("GET", "history") if each["what"] == "quota.refused"]
+    assert [each["detail"] for each in refused] == [{"held": 16, "asked": 8}] * 2
 
 
 def test_metadata_and_labels_reach_the_hosts_when_they_change() -> None:

@@ -245,6 +245,31 @@ def test_time_can_be_put_ahead() -> None:
     world.control("GET", "nothing", status=404)
 
 
+def test_a_zone_may_take_its_own_time() -> None:
+    world = ByHand(delays={"create": 5.0}, zones={"us-central1-a": {"create": 60.0}, "us-west4-a": {"create": 0.0}})
+    world.create("a")
+    world.wait(59)
+    assert world.states() == {"a": "CREATING"}
+    world.wait(1)
+    assert world.states() == {"a": "READY"}
+
+
+def test_calls_are_counted_by_minute_and_answer() -> None:
+    world = ByHand(create_calls_per_minute=2, faults=[{"kind": "cut", "call": "nodes.list"}])
+    for name in "abc":
+        world.send("POST", f"nodes?nodeId={name}", NODE)
+    world.send("GET", "nodes")
+    world.wait(60)
+    world.send("GET", "nodes")
+    zone = "us-central1-a"
+    assert [tuple(each.values()) for each in world.control("GET", "calls")] == [
+        (0, "nodes.create", zone, 200, 2),
+        (0, "nodes.create", zone, 429, 1),
+        (0, "nodes.list", zone, 0, 1),
+        (1, "nodes.list", zone, 200, 1),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

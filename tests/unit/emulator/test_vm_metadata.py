@@ -8,26 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.emulator.tpu_hosts import HostSpec
+from penstock.emulator.facts import PROBED_HOST
 from penstock.emulator.vm_metadata import ROOT, Metadata, Told, etag, serve_metadata
 
 GOOGLE = {"metadata-flavor": "Google"}
-SPEC = HostSpec(
-    project="p1",
-    zone="us-central1-a",
-    node="n1",
+SPEC = msgspec.structs.replace(
+    PROBED_HOST,
     node_number="12345",
-    index=1,
-    hosts=2,
     incarnation="12345-1-abc",
-    accelerator_type="v5litepod-8",
-    topology="2x4",
-    chips=4,
-    spot=True,
-    external_address=False,
     metadata={"startup-script": "echo", "own": "value"},
     service_account="a@b",
-    addresses=("127.16.0.1", "127.16.0.2"),
     slice=1,
     slices=3,
     coordinator="127.16.0.9",

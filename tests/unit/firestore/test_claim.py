@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from penstock.firestore.documents import Wanted, key_of
 from penstock.firestore.fields import Document
 from penstock.firestore.mirror import Mirror
 from penstock.wire.api import JobView, Outcome
+from tests.unit.firestore.crew import Crew, hurry, played
 from tests.unit.firestore.fake_database import FakeDatabase, name_of
 
 
@@ -70,22 +71,13 @@ class FakeDesk:
         return f"http://x/{job}/result"
 
 
-class Stage:
+class Stage(Crew):
     def __init__(self, database: FakeDatabase | None = None, desk: FakeDesk | None = None, me: str = "me") -> None:
         self.database = database or FakeDatabase()
         self.desk = desk or FakeDesk()
-        self.tasks: set[asyncio.Task[None]] = set()
+        super().__init__()
         self.mirror = Mirror(cast(Database, self.database), self.desk.cancel, self.spawn)
         self.claims = Claims(cast(Database, self.database), cast(Desk, self.desk), self.mirror, me)
-
-    def spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def rest(self) -> None:
-        while self.tasks:
-            await asyncio.gather(*self.tasks)
 
     async def pending(self, document: Document) -> dict[str, object]:
         await self.claims.pending(document)
@@ -94,16 +86,12 @@ class Stage:
 
 
 def on_stage(play: Callable[[Stage], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await play(Stage())
-
-    asyncio.run(run())
+    played(Stage, play)
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.firestore.patience.FIRST_S", 0.001)
-    monkeypatch.setattr("penstock.firestore.patience.MOST_S", 0.001)
+    hurry(monkeypatch)
 
 
 def test_a_document_is_taken_submitted_and_told_its_job() -> None:

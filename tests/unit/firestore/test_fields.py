@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("google.cloud.firestore_v1", reason="needs the extra `firestore`")
-from google.cloud.firestore_v1.types import document as messages
+from tests.missing import missing
+
+try:
+    from google.cloud.firestore_v1.types import document as messages
+except ImportError:
+    missing("the extra `firestore`")
 
 from penstock.firestore.fields import Opaque, decode, encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -12,16 +12,17 @@ from penstock.firestore import mirror as mirror_module
 from penstock.firestore.database import Database, TooLarge, Trouble
 from penstock.firestore.documents import key_of
 from penstock.firestore.mirror import Entry, Mirror, key_now
+from tests.unit.firestore.crew import Crew, hurry, played
 from tests.unit.firestore.fake_database import FakeDatabase
 
 
-class Stage:
+class Stage(Crew):
     """A mirror over a fake database, with one document whose job is j1."""
 
     def __init__(self) -> None:
         self.database = FakeDatabase()
         self.cancelled: list[str] = []
-        self.tasks: set[asyncio.Task[None]] = set()
+        super().__init__()
         self.mirror = Mirror(cast(Database, self.database), self.cancel, self.spawn)
         document = self.database.put("d", status="scheduled", code="x")
         self.database.put("d", job_key=key_of(document))
@@ -32,27 +33,14 @@ class Stage:
     async def cancel(self, job: str) -> None:
         self.cancelled.append(job)
 
-    def spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def rest(self) -> None:
-        while self.tasks:
-            await asyncio.gather(*self.tasks)
-
 
 def on_stage(play: Callable[[Stage], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await play(Stage())
-
-    asyncio.run(run())
+    played(Stage, play)
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.firestore.patience.FIRST_S", 0.001)
-    monkeypatch.setattr("penstock.firestore.patience.MOST_S", 0.001)
+    hurry(monkeypatch)
 
 
 def test_wishes_that_come_while_one_is_written_become_one_write() -> None:
