@@ -32,7 +32,7 @@ PROJECT: Final = "p1"
 DEFAULT_ZONE: Final = "us-central1-a"
 _BEGIN: Final = 1_800_000_000.0
 #: The machine whose metadata server is probed: the second host of the first of two slices.
-_HOST: Final = HostSpec(
+PROBED_HOST: Final = HostSpec(
     project="p1",
     zone="us-central1-a",
     node="n1",
@@ -144,7 +144,7 @@ def check_on_emulator(fact: Fact) -> list[str]:
     world = msgspec.convert(fact.world, World)
     tpu = TpuEmulator(world, lambda: moment[0], NoHosts())
     gcs = GcsEmulator([BUCKET], lambda: moment[0])
-    metadata = Metadata(_HOST, "host-1")
+    metadata = Metadata(PROBED_HOST, "host-1")
 
     def send(method: str, target: str, body: bytes, headers: dict[str, str]) -> Answer | None:
         parts = urlsplit(target)

@@ -1,16 +1,18 @@
 """An emulated Cloud Storage as an ASGI application: both dialects, faults, and a control address for tests.
 
 `wiring.emulators` serves it for `tpu emulator gcs`. Any credential is accepted. Under `/_emulator/` (no bucket can be
-called so) tests plant faults, see which ones struck, and read the history of true changes. It must not be reachable by
-others: it listens on 127.0.0.1 and asks nobody who they are.
+called so) tests plant faults, see which ones struck, and read the history of true changes and the last requests. It
+must not be reachable by others: it listens on 127.0.0.1 and asks nobody who they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,6 +22,17 @@ from penstock.emulator.gcs_buckets import Buckets
 from penstock.emulator.gcs_faults import Fault, Faults, damaged, damaged_answer, refused_by, shortened
 from penstock.emulator.gcs_uploads import Uploads
 from penstock.emulator.http_words import Answer, Refused, Request, as_json, bad
+
+REQUESTS_KEPT: Final = 10_000
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A request as it came, and how it was answered; status 0: the connection broke."""
+
+    method: str
+    path: str
+    status: int
+    bearer: str  #: whose token it brought: any is accepted
 
 
 class GcsEmulator:
@@ -35,6 +48,7 @@ class GcsEmulator:
     ) -> None:
         self.buckets = Buckets(buckets, now, directory)
         self.faults = Faults(faults)
+        self.requests: deque[Seen] = deque(maxlen=REQUESTS_KEPT)
         self._uploads = Uploads(self.buckets)
         self._json = gcs_json.JsonDialect(self.buckets, self._uploads)
         self._xml = gcs_xml.XmlDialect(self.buckets, self._uploads)
@@ -51,7 +65,12 @@ class GcsEmulator:
 
     async def answer(self, request: Request) -> Answer | None:
         """The answer, or None when the connection is to break instead."""
-        return self._control(request) if request.path.startswith(CONTROL) else await self._answer(request)
+        if request.path.startswith(CONTROL):
+            return self._control(request)
+        answer = await self._answer(request)
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        self.requests.append(Seen(request.method, request.path, 0 if answer is None else answer.status, bearer))
+        return answer
 
     async def _answer(self, request: Request) -> Answer | None:
         plain = request.path.startswith(gcs_json.PREFIXES)
@@ -109,5 +128,7 @@ class GcsEmulator:
                 return Answer(204)
             case ("GET", "history"):
                 return as_json(self.buckets.history)
+            case ("GET", "requests"):
+                return as_json(list(self.requests))
             case _:
-                return gcs_json.refusal(Refused(404, "NotFound", "notFound", "there are faults and history"))
+                return gcs_json.refusal(Refused(404, "NotFound", "notFound", "there are faults, history and requests"))

@@ -101,6 +101,8 @@ class TpuEmulator:
                 return Answer(204)
             case ("GET", "history"):
                 return as_json(self.cloud.books.history)
+            case ("GET", "calls"):
+                return as_json(self._rest.calls())
             case ("GET", "nodes"):
                 return as_json([self._truth(node) for node in self.cloud.books.nodes.values()])
             case ("POST", "happen"):
@@ -114,7 +116,7 @@ class TpuEmulator:
                 self.timeline.advance(_decoded(request.body, Advance).seconds)
                 return as_json({"now_s": self.timeline.now - self.timeline.begin})
             case _:
-                known = "faults, history, nodes, happen, capacity, ways and advance"
+                known = "faults, history, calls, nodes, happen, capacity, ways and advance"
                 raise TpuRefusal("NOT_FOUND", f"{request.method} {request.path}: there are {known}")
 
     def _truth(self, node: Node) -> dict[str, Any]:

@@ -109,8 +109,13 @@ class Admission:
         if shape.reserved is not None:
             return
         for quota in matching(self._cloud.world.quotas, zone, shape.type, shape.spot):
-            if self._held(project, zone, quota) + chips <= quota.chips:
+            held = self._held(project, zone, quota)
+            if held + chips <= quota.chips:
                 continue
+            # For checkers: whoever keeps within its quota never gets here.
+            self._cloud.books.record(
+                self._cloud.timeline.now, "quota.refused", f"projects/{project}", zone, held=held, asked=chips
+            )
             before, after = _QUOTAS[shape.accelerator.generation]
             place = f"{quota.per} {zone if quota.per == 'zone' else zone.rpartition('-')[0]}"
             kind = "Preemptible" if shape.spot else ""

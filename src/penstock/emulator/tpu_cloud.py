@@ -17,7 +17,7 @@ from penstock.emulator.timeline import Timeline
 from penstock.emulator.tpu_hosts import Hosts, HostSpec
 from penstock.emulator.tpu_nodes import HOLDS_CHIPS, Books, Host, Node
 from penstock.emulator.tpu_words import TpuRefusal, no_capacity, no_reserved_capacity, stamp
-from penstock.emulator.tpu_world import Capacity, Reservation, Seconds, World, drawn, matching
+from penstock.emulator.tpu_world import Capacity, Reservation, Seconds, World, ZoneRule, drawn, matching
 
 Done = Callable[[TpuRefusal | None], None]
 #: Told of every node that changed; of None when room may have come by itself.
@@ -118,7 +118,9 @@ class Cloud:
             "hostless": frozenset(range(len(node.hosts))),
             "short_of_hosts": frozenset({len(node.hosts) - 1}),
         }.get(fault, frozenset())
-        self._later(node, self.delay(node, self.world.delays.create), lambda: self._ready(node, done, fault), done)
+        own = self.world.zones.get(node.zone, ZoneRule()).create
+        delay_s = self.delay(node, self.world.delays.create if own is None else own)
+        self._later(node, delay_s, lambda: self._ready(node, done, fault), done)
 
     def refuse_late(self, node: Node, why: TpuRefusal, done: Done) -> None:
         """The create fails after a while, and the node is gone with it."""
@@ -239,6 +241,12 @@ class Cloud:
             self._ready(node, lambda _: None, "")
 
         self._later(node, seconds, back, None)
+
+    def notify_host(self, node: Node, index: int, seconds: float) -> None:
+        """One host hears that it will be preempted; what becomes of the node is another matter."""
+        if index < len(node.hosts) and node.hosts[index].up:
+            self.books.record(self.timeline.now, "notice.preempted", node.name, node.zone, seconds=seconds, host=index)
+            self._hosts.notify(node.hosts[index].incarnation, "preempted", seconds)
 
     def stop_host(self, node: Node, index: int) -> None:
         """One host is off; the service goes on saying READY."""

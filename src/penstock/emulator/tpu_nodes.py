@@ -22,7 +22,7 @@ PORT: Final = 8470  #: of every network endpoint
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """One true change. `what` is `node.STATE`, `node.gone`, `host.up`, `host.down`, `notice`, `queued.STATE`, …"""
+    """One true change. `what` is `node.STATE`, `node.gone`, `host.up`, `notice.preempted`, `quota.refused`, …"""
 
     t: float  #: seconds since the emulator began
     what: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -88,11 +89,30 @@ class Rest:
         self._sleep = sleep
         self._timeline = service.cloud.timeline
         self._methods = self._table()
+        #: minute, method, zone, status (0: no answer) -> calls
+        self._made: Counter[tuple[int, str, str, int]] = Counter()
+
+    def calls(self) -> list[dict[str, Any]]:
+        """How often what was called, by minute of the emulator's life."""
+        words = ("minute", "method", "zone", "status")
+        return [{**dict(zip(words, key, strict=True)), "calls": count} for key, count in sorted(self._made.items())]
 
     async def answer(self, request: Request) -> Answer | None:
         """The answer, or None when the connection is to break instead; `Hangs` when it is to stay open."""
         try:
             call = self._read(request)
+        except TpuRefusal as refusal:
+            return refusal.answer()
+        minute, status = int((self._timeline.now - self._timeline.begin) // 60), 0
+        try:
+            answer = await self._answer(call)
+            status = answer.status if answer is not None else 0
+            return answer
+        finally:
+            self._made[minute, call.method, call.zone, status] += 1
+
+    async def _answer(self, call: Call) -> Answer | None:
+        try:
             age_s = self._timeline.now - self._timeline.begin
             named = call.id or call.query.get("nodeId", "") or call.query.get("queuedResourceId", "")
             fault = self._faults.strike(call.method, call.zone, named, age_s)

@@ -57,6 +57,7 @@ class Script:
         deeds: dict[str, Callable[[], None]] = {
             "preempt": lambda: cloud.preempt(node, notice_s=happening.notice_s),
             "maintain": lambda: cloud.maintain(node, happening.seconds, happening.notice_s),
+            "notify_host": lambda: cloud.notify_host(node, happening.host, happening.notice_s),
             "stop_host": lambda: cloud.stop_host(node, happening.host),
             "start_host": lambda: cloud.start_host(node, happening.host),
             "replace_host": lambda: cloud.replace_host(node, happening.host),

@@ -61,6 +61,7 @@ class ZoneRule(_Part, frozen=True):
     types: tuple[str, ...] = ()  #: besides those that the catalogue has there
     open: bool = True  #: False: the project may not use it
     flex_start: bool = True
+    create: Seconds | None = None  #: until READY here; None: as `delays.create`
 
 
 class Capacity(_Part, frozen=True):
@@ -115,8 +116,8 @@ class Preemption(_Part, frozen=True):
 
 
 Deed = Literal[
-    "preempt", "maintain", "stop_host", "start_host", "replace_host", "die_unseen", "fail", "hide", "show", "delete",
-    "create",
+    "preempt", "maintain", "notify_host", "stop_host", "start_host", "replace_host", "die_unseen", "fail", "hide",
+    "show", "delete", "create",
 ]  # fmt: skip
 
 

@@ -19,10 +19,14 @@ _PROGRAMS: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 _OF_THE_MACHINE: Final = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "alternatives")
 _PYTHON: Final = re.compile(r"python3(\.\d+)?|pypy3.*")
 BOOT: Final = "/var/lib/google/boot"
+#: Hosts share one loopback; by this name each of them finds its own part of it.
+OWN_NAME: Final = "own-loopback"
 #: The service runs the script at every boot and keeps the machine up whatever becomes of it.
 _BOOT_SCRIPT: Final = """#!/bin/sh
 exec >>/var/log/console.log 2>&1
 echo "boot"
+# A machine sees all of its /proc; bubblewrap leaves parts of it covered, and then nobody could wall a process in here.
+mount -t proc proc /proc
 if [ -f /etc/ssh/sshd_config ]; then
     mkdir -p /run/sshd
     /usr/sbin/sshd
@@ -68,6 +72,7 @@ def let_in(disk: Path, address: str, keys: str) -> None:
     (etc / "ssh" / "sshd_config").write_text(
         f"ListenAddress {address}\nPort 22\nHostKey /etc/ssh/host_key\nUsePAM no\nPasswordAuthentication no\n"
         "PermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\nPidFile /run/sshd.pid\n"
+        "GatewayPorts clientspecified\n"  # to the host's own part of the loopback that all hosts share
     )
     for home, owner in ((disk / "root", 0), (disk / "home" / "ubuntu", 1000)):
         folder = home / ".ssh"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.emulator.tpu_hosts import HostSpec, Notice
-from penstock.emulator.vm_disk import BOOT, let_in, make_disk, mounts, write_startup_script
+from penstock.emulator.vm_disk import BOOT, OWN_NAME, let_in, make_disk, mounts, write_startup_script
 from penstock.emulator.vm_metadata import Metadata, serve_metadata
 from penstock.emulator.vm_network import HostNetwork, NoNetwork
 
@@ -139,7 +139,7 @@ class VmHosts:
 
     def _new(self, spec: HostSpec) -> _Machine:
         disk = self._directory / spec.incarnation
-        names = dict.fromkeys(_METADATA_NAMES, spec.addresses[spec.index])
+        names = dict.fromkeys((*_METADATA_NAMES, OWN_NAME), spec.addresses[spec.index])
         names |= {_hostname(spec, index): address for index, address in enumerate(spec.addresses)}
         make_disk(disk, _hostname(spec, spec.index), names)
         if self._logins is not None:

@@ -145,5 +145,5 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
-    except OSError:
+    except (OSError, RuntimeError):  # uvloop's word for a connection that was closed meanwhile is the latter
         writer.close()  # the other side is gone, and both ends of a way go together

@@ -58,6 +58,7 @@ class Existing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     spot: bool = False
     owner: str | None = None
     slice: str | None = None  #: the slice it is, where we adopted it before
+    script: bool = False  #: it runs a script of its owner's at every boot, and so none of ours
 
 
 class CapacityError(Exception):
