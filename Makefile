@@ -107,6 +107,10 @@ bench-firestore: $(BENCH_INSTALLED) ## the Firestore bridge on Google's emulator
 bench-fleet: $(BENCH_INSTALLED) ## 1,000 emulated nodes: reconcile, pace of creates, no 429 (18 min; ARGS=--quick: 1 min)
 	$(BIN)/python bench/fleet.py $(ARGS)
 
+.PHONY: bench-recovery
+bench-recovery: setup walls ## loss of a slice to running again, on the emulated cloud (docs/benchmarks.md)
+	$(BIN)/python -m bench.recovery $(ARGS)
+
 .PHONY: bench-cost
 bench-cost: $(BENCH_INSTALLED) ## the cost ledger over 100,000 attempts (docs/benchmarks.md)
 	$(BIN)/python bench/cost.py $(ARGS)
@@ -121,8 +125,13 @@ sim-check: setup ## every planted bug must be caught, and 200 seeds with every f
 	$(BIN)/tpu sim check --seeds 200 $(ARGS)
 
 MINUTES ?= 30
+.PHONY: storm
+storm: setup walls ## 8 slices preempted all the time, the controller killed -9: nothing lost, nothing left (about 7 min)
+	$(BIN)/python -m tools.storm $(ARGS)
+
 .PHONY: soak
-soak: setup ## fresh simulation seeds on all cores for MINUTES (30); prints the sums, fails on any violation
+soak: setup walls ## the storm, then fresh simulation seeds on all cores for MINUTES (30); fails on any violation
+	$(BIN)/python -m tools.storm
 	$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 # Releases younger than this stay out of the locks: a bad upload is usually withdrawn within a week.
