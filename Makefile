@@ -76,7 +76,7 @@ test: setup walls browser sshd parity ## all tests, with a throwaway PostgreSQL
 
 .PHONY: test-long
 test-long: setup walls browser sshd parity ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
-	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m long tests/process $(ARGS)
+	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m long --ignore tests/sim $(ARGS)
 
 .PHONY: check
 check: setup ## lint, format, types, the import table, and the rules about the tree itself

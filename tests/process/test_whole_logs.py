@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -151,7 +152,8 @@ raise ValueError(f"the key {value} is wrong")
 
 def scan(evidence: Evidence, folder: Path, canary: bytes) -> None:
     """Look into every file below `folder`, as it is and unpacked, and at its name."""
-    for path in sorted(folder.rglob("*")):
+    # Walked, not globbed: what an agent clears away meanwhile is passed over.
+    for path in sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names):
         if path.is_symlink() or not path.is_file():
             continue
         try:

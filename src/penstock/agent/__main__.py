@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
 import gc
 import logging
+import os
 import secrets
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-EXIT_REFUSED = 4
 EXIT_USAGE = 2
+EXIT_REFUSED = 4
+EXIT_TAKEN = 5
+TAKEN_S = 30.0  #: an agent waits so long for the one before it to end
+_LOOK_S = 0.05
+
+
+class Taken(Exception):
+    """Another agent lives on this state directory."""
 
 
 class SystemClock:
@@ -64,6 +75,29 @@ def _token(given: argparse.Namespace) -> str:
         raise
 
 
+@contextlib.contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Two agents must never share one journal: what restarts agents may die and leave one that it forgot.
+
+    No child inherits the lock, so that the kernel frees it with the agent, however that ends.
+    """
+    lock = state / "agent.lock"
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        until = time.monotonic() + TAKEN_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Taken(f"{lock}: another agent runs on this state directory; stop that one first") from None
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(handle)
+
+
 async def _run(given: argparse.Namespace, token: str) -> None:
     from penstock.agent import record
     from penstock.agent.host import Host, Place
@@ -101,7 +135,11 @@ def main(argv: list[str]) -> int:
 
     try:
         given.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        asyncio.run(_run(given, _token(given)))
+        with _alone(given.state):
+            asyncio.run(_run(given, _token(given)))
+    except Taken as taken:
+        sys.stderr.write(f"{taken}\n")
+        return EXIT_TAKEN
     except Unjoined as refused:
         sys.stderr.write(f"the server will not have this host: {refused}\n")
         return EXIT_REFUSED

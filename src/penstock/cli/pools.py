@@ -6,6 +6,7 @@ numbers mean for placement is in docs/explanation/planning.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,8 +19,7 @@ from penstock.cli.words import BUDGET, SPAN, as_json, slice_filters
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
-    from penstock.wire.api import QueueView, SliceView
-    from penstock.wire.inventory import BudgetRequest
+    from penstock.wire.api import QueueRequest, QueueView, SliceView
 
 
 @click.group(invoke_without_command=True)
@@ -150,7 +150,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     \b
     tpu queues                                     list them
     tpu queues set night --quota 64 --weight 2     make or change one
-    tpu queues set night --paused                  nothing of it starts
+    tpu queues set night --paused                  nothing of it starts; the rest of it stays
     tpu queues set night --budget 500usd/month     nothing new once that is spent
     tpu queues rm night                            remove it, once no job is in it
     """
@@ -172,48 +172,58 @@ def queues(context: click.Context, as_json: bool) -> None:
                 f"{queue.weight:g}",
                 str(queue.band),
                 _budget(queue),
-                "paused" if queue.paused else "-",
+                "paused" if queue.paused else "running",
                 safe(queue.team),
             )
             for queue in found
         ]
-        header = ("NAME", "WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND", "BUDGET", "", "TEAM")
+        header = ("NAME", "WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND", "BUDGET", "STATE", "TEAM")
         terminal.echo_table(header, rows, right=("WAITING", "QUOTA", "BORROW", "WEIGHT", "BAND"))
 
 
 @queues.command(name="set")
 @click.argument("name")
-@click.option("--weight", type=float, default=1.0, show_default=True, help="Its share beside others.")
-@click.option("--quota", type=int, metavar="CHIPS", help="Chips it owns. Default: no limit.")
+@click.option("--weight", type=float, help="Its share beside others; a new one has 1.")
+@click.option("--quota", type=int, metavar="CHIPS", help="Chips it owns; a new one has no limit.")
 @click.option("--borrow", type=int, metavar="CHIPS", help="Chips it may borrow from idle queues.")
-@click.option("--band", type=int, default=0, show_default=True, help="Higher bands go first and may take slices back.")
-@click.option("--paused/--running", default=False, help="Whether nothing of it starts.")
+@click.option("--band", type=int, help="Higher bands go first and may take slices back; a new one has 0.")
+@click.option("--paused/--running", default=None, help="Whether nothing of it starts.")
 @click.option("--budget", type=BUDGET, metavar="AMOUNT", help="Nothing new starts when it is spent: 500usd/month.")
+@click.option("--no", type=click.Choice(["quota", "borrow", "budget"]), multiple=True, help="Take this limit away.")
 @as_json
-def set_queue(
-    *,
-    name: str,
-    weight: float,
-    quota: int | None,
-    borrow: int | None,
-    band: int,
-    paused: bool,
-    budget: BudgetRequest | None,
-    as_json: bool,
-) -> None:
-    """Make the queue NAME, or change it to this."""
-    from penstock.wire.api import QueueRequest
-
-    request = QueueRequest(
-        weight=weight, quota_chips=quota, borrow_chips=borrow, band=band, paused=paused, budget=budget
-    )
+def set_queue(*, name: str, no: tuple[str, ...], as_json: bool, **wanted: object) -> None:
+    """Make the queue NAME, or change what you name of it; the rest stays."""
     with talking(start=True) as client:
-        queue = client.put_queue(name, request)
+        before = next((queue for queue in client.queues() if queue.name == name), None)
+        queue = client.put_queue(name, _changed(before, wanted, no))
     if as_json:
         terminal.echo_json(queue)
-    else:
-        spend = f", budget {_budget(queue)}" if queue.budget is not None else ""
-        click.echo(f"{safe(queue.name)}: weight {queue.weight:g}{spend}" + (", paused" if queue.paused else ""))
+        return
+    facts = [f"weight {queue.weight:g}"]
+    facts += [f"quota {queue.quota_chips} chips"] if queue.quota_chips is not None else []
+    facts += [f"borrows {queue.borrow_chips} chips"] if queue.borrow_chips is not None else []
+    facts += [f"band {queue.band}"] if queue.band else []
+    facts += [f"budget {_budget(queue)}"] if queue.budget is not None else []
+    facts += ["paused"] if queue.paused else []
+    click.echo(f"{safe(queue.name)}: {', '.join(facts)}")
+
+
+def _changed(before: QueueView | None, wanted: Mapping[str, object], no: Sequence[str]) -> QueueRequest:
+    """The whole queue, which is what the server is told: what was there, with what was named changed."""
+    from penstock.domain.budgets import Unit, Window
+    from penstock.wire.api import QueueRequest
+    from penstock.wire.inventory import BudgetRequest
+
+    chips = {"quota": "quota_chips", "borrow": "borrow_chips"}
+    named = {chips.get(key, key): value for key, value in wanted.items() if value is not None}
+    kept: dict[str, Any] = {}
+    if before is not None:
+        kept = {key: getattr(before, key) for key in ("weight", "quota_chips", "borrow_chips", "band", "paused")}
+        budget = before.budget
+        if budget is not None:
+            kept["budget"] = BudgetRequest(limit=budget.limit, unit=Unit(budget.unit), window=Window(budget.window))
+    gone = dict.fromkeys(chips.get(limit, limit) for limit in no)
+    return QueueRequest(**{**kept, **gone, **named})
 
 
 def _budget(queue: QueueView) -> str:

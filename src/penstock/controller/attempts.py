@@ -13,6 +13,7 @@ import msgspec
 from penstock.controller.jobs import end_job
 from penstock.controller.verbs import Outdated, reserve_all, save_job, save_slice, verb
 from penstock.domain import budgets, limits, policies
+from penstock.domain.endings import explained
 from penstock.domain.lifecycle import (
     LIVE_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
@@ -244,8 +245,16 @@ def close_attempt(tx: Transaction, attempt: Attempt, cause: Cause, evidence: tup
         clean = False  # the rule asks for another slice: this one is never used again
     if any(exit.agent == "device_busy" for exit in attempt.exits):
         clean = False  # something else holds the device there: whoever comes next would only meet it again
+    closed = msgspec.structs.replace(
+        attempt,
+        state=AttemptState.CLOSED,
+        cause=cause,
+        evidence=evidence,
+        closed_at=tx.at,
+        exits=explained(attempt.exits),
+    )
     tx.save(
-        msgspec.structs.replace(attempt, state=AttemptState.CLOSED, cause=cause, evidence=evidence, closed_at=tx.at),
+        closed,
         "attempt.closed",
         fence=attempt.fence,
         body={

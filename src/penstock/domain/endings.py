@@ -61,14 +61,20 @@ def cause_of_stop(attempt: Attempt) -> Cause | None:
     return own.get(attempt.stop.why, Cause.PREEMPTED)
 
 
-def first_exit(exits: Sequence[Exit]) -> Exit | None:
-    """The exit that explains a gang's end; who reported first need not be who failed first."""
+def explained(exits: tuple[Exit, ...]) -> tuple[Exit, ...]:
+    """The exits of a gang, the one that explains the others first: who reported first need not be who failed first."""
     failed = _failures(exits)
-    if len(failed) < 2:  # nothing to weigh: lists of jobs come by here
-        return failed[0] if failed else None
+    if len(failed) < 2:
+        return exits
     verdicts = _verdicts(failed)
-    first = _explaining(verdicts)
-    return next((ended for ended, verdict in zip(failed, verdicts, strict=True) if verdict is first), None)
+    why = _explaining(verdicts)
+    first = next((ended for ended, verdict in zip(failed, verdicts, strict=True) if verdict is why), None)
+    return exits if first is None else (first, *(ended for ended in exits if ended is not first))
+
+
+def first_exit(exits: Sequence[Exit]) -> Exit | None:
+    """The first that was a failure of its own; of a closed attempt it explains the others."""
+    return next(iter(_failures(exits)), None)
 
 
 def _first_failure(exits: Sequence[Exit]) -> Verdict | None:

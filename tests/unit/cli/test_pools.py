@@ -70,6 +70,20 @@ def test_a_queue_may_have_a_budget(server: StandIn, capsys: pytest.CaptureFixtur
         assert "500usd/month" in capsys.readouterr().err
 
 
+def test_what_is_not_named_of_a_queue_stays(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["queues", "set", "night"]
+    assert run([*words, "--weight", "3", "--quota", "8", "--borrow", "2", "--band", "1", "--budget", "9usd/day"]) == 0
+    assert run([*words, "--paused"]) == 0
+    queue = server.queues["night"]
+    assert (queue.weight, queue.quota_chips, queue.borrow_chips, queue.band, queue.paused) == (3.0, 8, 2, 1, True)
+    assert queue.budget is not None
+    assert (queue.budget.limit, queue.budget.unit, queue.budget.window) == (9.0, "usd", "day")
+    assert run([*words, "--running", "--no", "quota", "--no", "budget"]) == 0
+    queue = server.queues["night"]
+    assert (queue.quota_chips, queue.borrow_chips, queue.budget, queue.paused) == (None, 2, None, False)
+    assert capsys.readouterr().out.splitlines()[-1] == "night: weight 3, borrows 2 chips, band 1"
+
+
 def test_slices_say_who_uses_them(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     for id, state, job in (("s1", "ready", "j1"), ("s2", "ready", None), ("s3", "creating", None)):
         server.slices.append(
