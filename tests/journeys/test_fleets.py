@@ -58,3 +58,14 @@ async def test_nothing_is_made_for_a_pool_that_holds_what_was_adopted(stage: Sta
     await stage.sleep(120.0)
     assert stage.calls_made("create") == []
     await stage.cancel(job)
+
+
+@journey(proves=("L4",))
+async def test_a_slow_zone_of_a_fleet_is_waited_for(stage: Stage) -> None:
+    """A race would put one slice too many in the other zone, which is let go, and so on for ever."""
+    stage.cloud.set_zone("zone-a", ZoneModel(ready_s=(1500.0, 1500.0)))
+    await stage.pool("fleet", zones=("zone-a", "zone-b"), per_zone=1, max=2, spot=False)
+    jobs = [await stage.submit(behave=Behaviour(duration_s=2000.0, start_s=1.0)) for _ in range(2)]
+    await stage.succeeds(*jobs, within_s=4000.0)
+    assert len(stage.calls_made("create", "ok")) == 2
+    await stage.insist(lambda each: each.delete_pool("fleet"))

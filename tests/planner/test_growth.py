@@ -10,7 +10,7 @@ from penstock.domain import limits
 from penstock.domain.nouns import Quota, Team, Zone
 from penstock.planner.actions import Intend, Want
 from penstock.planner.scaling import grow, settle
-from penstock.planner.snapshot import Snapshot
+from penstock.planner.snapshot import Snapshot, Witness
 from tests.planner.live import (
     CREATING,
     INTENDED,
@@ -163,6 +163,16 @@ def test_time_in_our_own_line_is_not_the_zones() -> None:
     assert second_tries(snapshot) == []
 
 
+def test_an_intent_is_slow_from_its_first_try_and_never_before() -> None:
+    snapshot = world()
+    add_slice(snapshot, "s1", **{**INTENDED, "intended_at": NOW - 1700.0})
+    assert second_tries(snapshot) == []
+    snapshot.witness = Witness(tried={"s1": limits.SLOW_UNKNOWN_S - 1})
+    assert second_tries(snapshot) == []
+    snapshot.witness = Witness(tried={"s1": limits.SLOW_UNKNOWN_S})
+    assert second_tries(snapshot) == [("s1", ("b",))]
+
+
 def test_one_zone_more_at_a_time_up_to_the_limit_of_a_race() -> None:
     snapshot = world(pool_with(zones=tuple("abcdef")))
     slow(snapshot, "s1", race="r")
@@ -183,9 +193,13 @@ def test_a_slow_zone_is_no_second_try_for_another() -> None:
     assert second_tries(snapshot) == []
 
 
-@pytest.mark.parametrize("case", ["gang", "zones", "limit", "back-off", "nobody waits"])
+@pytest.mark.parametrize("case", ["gang", "zones", "limit", "back-off", "nobody waits", "fleet"])
 def test_what_must_not_be_raced(case: str) -> None:
-    snapshot = world()
+    # A full fleet: whatever is made beside one of its slices is one too many in another zone.
+    snapshot = world(pool_with(per_zone=1, max=3) if case == "fleet" else pool_with())
+    if case == "fleet":
+        add_slice(snapshot, "s2", zone="b", attempt="x")
+        add_slice(snapshot, "s3", zone="c", attempt="y")
     slow(snapshot, "s1")
     wants = [want(same_zone=True)] if case == "gang" else [want(zones=("a",))] if case == "zones" else [want()]
     if case == "limit":

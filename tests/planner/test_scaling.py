@@ -90,6 +90,27 @@ def test_patience_is_learned_but_not_for_a_place_in_a_line(
     assert released(snapshot) == ["s"]
 
 
+@pytest.mark.parametrize("state", [INTENDED, CREATING])
+def test_what_others_took_says_nothing_of_one_whose_request_has_no_date(state: dict[str, object]) -> None:
+    """One still waits for its turn. The other is a row of an older version, which must outlive the upgrade."""
+    snapshot = world()
+    snapshot.put_zone(Zone(provider="fake", zone="a", accelerator="v4-8", spot=False, tries=1, ready_s=5.0))
+    add_slice(snapshot, "s", **{**state, "intended_at": NOW - limits.CREATE_TIMEOUT_S + 1})
+    assert not any(isinstance(action, Release) for action in settled(snapshot))
+    change_slice(snapshot, "s", intended_at=NOW - limits.CREATE_TIMEOUT_S)
+    assert released(snapshot) == ["s"]
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_zone_is_blamed_for_an_intent_only_if_it_was_asked(tried: bool) -> None:
+    snapshot = world()
+    add_slice(snapshot, "s", **{**INTENDED, "intended_at": NOW - limits.CREATE_TIMEOUT_S})
+    snapshot.witness = Witness(tried={"s": 100.0} if tried else {})
+    (action,) = settled(snapshot)
+    assert isinstance(action, Release)
+    assert action.useless is tried
+
+
 def test_a_slice_whose_agents_do_not_join_is_given_up() -> None:
     snapshot = world()
     add_slice(snapshot, "s", **CREATING)

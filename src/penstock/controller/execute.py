@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Final
 
 import msgspec
@@ -132,6 +132,8 @@ class Executor:
         self._calls = calls
         self._label = label
         self._paces = paces
+        self._turns = count(1)
+        self._served: dict[tuple[str, str], int] = {}  #: zone -> turn of its last create
 
     async def perform(self, plan: Plan) -> None:
         """Commit the plan's decisions, then start the calls that follow from them."""
@@ -163,23 +165,27 @@ class Executor:
     async def _start_creates(self, ids: Sequence[str]) -> None:
         """Start as many as their providers' pace allows, zone after zone in turn; a later plan asks for the others.
 
-        A zone that does not answer gets half of its lane at most: it neither eats up the pace nor delays deletes.
+        Whoever waits for longest is first: a pace of one a second must not serve the first zones only. A zone that
+        does not answer gets half of its lane at most: it neither eats up the pace nor delays deletes.
         """
         if not ids or not any(pace.open for pace in self._paces.values()):
             return
+        unanswered = {id for id in self._evidence.busy if self._calls.running(f"create {id}")}
         lines: dict[tuple[str, str], list[str]] = {}
-        free: Counter[tuple[str, str]] = Counter()
-        for slice in await self._store.read(_read_slices, ids):
+        taken: Counter[tuple[str, str]] = Counter()
+        for slice in await self._store.read(_read_slices, [*ids, *unanswered]):
             zone = (slice.provider, slice.zone)
-            if slice.id in self._evidence.busy:
-                free[zone] -= 1
-            elif slice.state is SliceState.INTENDED:
+            if slice.id in unanswered:
+                taken[zone] += 1
+            elif slice.state is SliceState.INTENDED and slice.id not in self._evidence.busy:
                 lines.setdefault(zone, []).append(slice.id)
-        chosen = {zone: line[: max(0, CREATES_IN_LANE + free[zone])] for zone, line in sorted(lines.items())}
-        for turn in zip_longest(*([(provider, id) for id in line] for (provider, _), line in chosen.items())):
-            for provider, id in (each for each in turn if each is not None):
-                pace = self._paces.get(provider)
+        order = sorted(lines, key=lambda zone: (self._served.get(zone, 0), zone))
+        chosen = ([(zone, id) for id in sorted(lines[zone])[: max(0, CREATES_IN_LANE - taken[zone])]] for zone in order)
+        for turn in zip_longest(*chosen):
+            for zone, id in (each for each in turn if each is not None):
+                pace = self._paces.get(zone[0])
                 if pace is not None and pace.take():
+                    self._served[zone] = next(self._turns)
                     self._start("create", id, self._create)
 
     def _step(self, action: Action) -> Step | None:
@@ -233,19 +239,25 @@ class Executor:
 
     async def _create(self, id: str) -> None:
         slice = await self._slice(id)
-        if slice is None or slice.state is not SliceState.INTENDED:
+        if slice is None:
             return
+        pace = self._paces[slice.provider]
         try:
             async with self._lane(slice):
-                seen = await self._ask_for(slice)
+                # The wait for the lane may have been long: what was let go meanwhile must not be made.
+                wanted = await self._slice(id)
+                if wanted is None or wanted.state is not SliceState.INTENDED or pace.held("create"):
+                    return
+                seen = await self._ask_for(wanted)
         except RateLimited as error:
-            self._paces[slice.provider].hold("create", error.retry_after_s)
+            pace.hold("create", error.retry_after_s)
             return
         except (Stockout, QuotaExceeded, PermissionDenied) as error:
             full = isinstance(error, QuotaExceeded)
             await self._store.transact(slices.refuse, id, str(error), REFUSED_WAIT_S[type(error)], full)
             return
         except (CapacityError, TimeoutError):
+            self._evidence.tried(id)
             return  # whether it took effect is unknown: the next plan asks again, by name
         if seen is None:
             return
@@ -274,12 +286,12 @@ class Executor:
         if slice is None or slice.state is not SliceState.DELETING:
             return
         pace = self._paces.get(slice.provider)
-        if pace is not None and pace.held("delete"):
-            return
-        self._evidence.deleted(id)
         try:
-            capacity = self._capacity(slice)
             async with self._lane(slice), asyncio.timeout(limits.CALL_TIMEOUT_S):
+                if pace is not None and pace.held("delete"):
+                    return
+                self._evidence.deleted(id)
+                capacity = self._capacity(slice)
                 if slice.provider_id is None:
                     # Nobody has ever confirmed that what bears this name is ours.
                     seen = await capacity.get(id, slice.zone)

@@ -59,10 +59,19 @@ class Observer:
     def look(self, provider: str, zone: str) -> None:
         """List a zone out of turn, because it is known to have changed."""
         key = (provider, zone)
+        if self._held(key):
+            return
         if self._calls.start(f"list {provider} {zone}", partial(self._list, *key)):
             self._listed_at[key] = self._clock.steady()
         else:
             self._missed.add(key)
+
+    def _held(self, key: tuple[str, str]) -> bool:
+        """Whether a zone that changed must not be listed now; it is due as soon as its provider's rest is over."""
+        if not self._paces[key[0]].held("list"):
+            return False
+        self._listed_at.pop(key, None)
+        return True
 
     def _zones(self) -> dict[tuple[str, str], bool]:
         """Every zone to watch, and whether something in it is on its way in or out.
@@ -80,7 +89,7 @@ class Observer:
         while True:
             self._missed.discard((provider, zone))
             await self._list_once(provider, zone)
-            if (provider, zone) not in self._missed:
+            if (provider, zone) not in self._missed or self._held((provider, zone)):
                 return
 
     async def _list_once(self, provider: str, zone: str) -> None:

@@ -202,21 +202,27 @@ def _one_line(log: str) -> str:
 def refuse(tx: Transaction, id: str, why: str, wait_s: float | None, quota: bool = False) -> None:
     """The provider would not create it: learn, and let the name go. Nothing exists that would need a delete.
 
-    A quota that is full because something of ours is still on its way out is free again once that is gone: a fleet as
-    large as its quota must not rest for minutes after each preemption.
+    A quota that is full because something of ours is still on its way out there is free again once that is gone: a
+    fleet as large as its quota must not rest for minutes after each preemption.
     """
     slice = _slice(tx, id)
-    if quota and any(each.provider == slice.provider and _on_its_way_out(each) for each in tx.live_slices()):
+    # In a back-off nothing is changed by `wait_s`: of many refusals at a time only the first looks through all slices.
+    if quota and tx.at >= _zone(tx, slice).backoff_until and _quota_is_freed(tx, slice):
         wait_s = limits.QUOTA_FREED_S
     _learn(tx, slice, "refused", refuse_s=wait_s, why=why)
     if slice.state in _COMING:
         release_slice(tx, slice, why)
 
 
-def _on_its_way_out(slice: Slice) -> bool:
-    """Whether it exists, or did a moment ago, and is to be deleted: until then it holds quota."""
+def _quota_is_freed(tx: Transaction, slice: Slice) -> bool:
+    """Whether something in its zone exists, or did a moment ago, and is to be deleted: until then it holds quota."""
     leaving = (SliceState.DRAINING, SliceState.DELETING, *BROKEN_SLICE_STATES)
-    return slice.provider_id is not None and slice.state in leaving
+    return any(
+        (each.provider, each.zone) == (slice.provider, slice.zone)
+        and each.provider_id is not None
+        and each.state in leaving
+        for each in tx.live_slices()
+    )
 
 
 @verb
@@ -295,10 +301,10 @@ def release(tx: Transaction, id: str, why: str, useless: bool = False) -> None:
         attempt = tx.attempt(slice.attempt)
         if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES:
             raise Outdated(f"slice {id} is in use by {attempt.id}")
-    if slice.state in _COMING and tx.at - slice.begun_at >= zones.patience_s(_zone(tx, slice), slice.cloud):
+    if slice.state is SliceState.CREATING and tx.at - slice.begun_at >= zones.patience_s(_zone(tx, slice), slice):
         _learn(tx, slice, "refused")  # a zone that never delivers is a dry one
     elif useless:
-        # Whether its hosts cannot reach us or never came up: each further try is paid for.
+        # Whether its zone does not answer, its hosts cannot reach us or never came up: each further try costs.
         _learn(tx, slice, "refused", why=f"slice {id}: {why}")
     release_slice(tx, slice, why)
 

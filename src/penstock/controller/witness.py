@@ -34,6 +34,7 @@ class Evidence:
         self._unjoined: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._deletes: dict[str, float] = {}
+        self._tried: dict[str, float] = {}
         self.busy: set[str] = set()
         self.objects_down = False
 
@@ -78,8 +79,12 @@ class Evidence:
     def deleted(self, slice: str) -> None:
         self._deletes[slice] = self._clock.steady()
 
+    def tried(self, slice: str) -> None:
+        """A create was called, and whether it took effect is unknown."""
+        self._tried.setdefault(slice, self._clock.steady())
+
     def forget_slice(self, slice: str) -> None:
-        for stamps in (self._listed_without, self._asked, self._deletes):
+        for stamps in (self._listed_without, self._asked, self._deletes, self._tried):
             stamps.pop(slice, None)
         self._missing.discard(slice)
         self._denied.discard(slice)
@@ -108,6 +113,7 @@ class Evidence:
             stopping={id: steady - at for id, at in self._stopping.items()},
             asked={id: steady - at for id, at in self._asked.items()},
             deletes={id: steady - at for id, at in self._deletes.items()},
+            tried={id: steady - at for id, at in self._tried.items()},
             busy=set(self.busy),
             overdue=self._overdue(snapshot, now),
             objects_down=self.objects_down,
@@ -164,7 +170,8 @@ class Evidence:
             del self._stopping[id]
         for id in [id for id in self._fenced if id not in snapshot.attempts]:
             del self._fenced[id]
-        for id in {*self._listed_without, *self._asked, *self._deletes, *self._missing} - snapshot.slices.keys():
+        stamped = {*self._listed_without, *self._asked, *self._deletes, *self._tried, *self._missing}
+        for id in stamped - snapshot.slices.keys():
             self.forget_slice(id)
         if len(self._heard) > 2 * (len(snapshot.slices) + 256):
             for id in [id for id in self._heard if id not in snapshot.slices]:

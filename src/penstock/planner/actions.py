@@ -51,7 +51,7 @@ class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
 
     slice: str
     why: str
-    useless: bool = False  #: it was given and could not be used: its zone is left alone for a while
+    useless: bool = False  #: asking for it brought nothing that could be used: its zone is left alone for a while
 
 
 class Drain(msgspec.Struct, frozen=True, gc=False, tag="drain"):

@@ -241,9 +241,10 @@ def _serve(snapshot: Snapshot, now: float, want: Want, room: Room, coming: _Comi
 def _second_try(snapshot: Snapshot, now: float, want: Want, pool: Pool, way: _OnItsWay, room: Room) -> list[Intend]:
     """Ask another zone as well when all that race for a slice are unusually slow; whichever is ready first is kept.
 
-    Not where a creation of this pool is slow already, and one zone at a time: the next when that one is slow too.
+    Not where a creation of this pool is slow already, and one zone at a time: the next when that one is slow too. Never
+    for a fleet: each of its slices has a place, and what is made beside it elsewhere is one too many there.
     """
-    if not way.racers or len(way.racers) >= limits.RACE_ZONES_MAX:
+    if pool.per_zone is not None or not way.racers or len(way.racers) >= limits.RACE_ZONES_MAX:
         return []
     if any(slow_since(snapshot, racer, now) is None for racer in way.racers):
         return []

@@ -106,10 +106,13 @@ def _next_step(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
 
 def _given_up(snapshot: Snapshot, slice: Slice, now: float) -> Release | None:
     why = leaving(snapshot, slice)
-    patience = patience_s(zone_known(snapshot, slice), slice.cloud)
-    if why is None and now - slice.begun_at >= patience:
-        why = f"not ready within {patience:.0f} s"
-    return None if why is None else Release(slice.id, why)
+    if why is not None:
+        return Release(slice.id, why)
+    patience = patience_s(zone_known(snapshot, slice), slice)
+    if now - slice.begun_at < patience:
+        return None
+    # A zone that was never asked has not failed.
+    return Release(slice.id, f"not ready within {patience:.0f} s", useless=slice.id in snapshot.witness.tried)
 
 
 def _start(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:

@@ -72,7 +72,13 @@ def slow_since(snapshot: Snapshot, slice: Slice, now: float) -> float | None:
     """Since when a creation takes longer than its zone's usually do; None while it does not, and when it has ended."""
     if slice.state not in UNREADY_SLICE_STATES:
         return None
-    late_at = slice.begun_at + slow_after_s(zone_known(snapshot, slice))
+    begun_at = slice.begun_at
+    if slice.state is SliceState.INTENDED:
+        unanswered_s = snapshot.witness.tried.get(slice.id)
+        if unanswered_s is None:
+            return None  # it waits for its turn to be asked for: that is our pace, not its zone's
+        begun_at = now - unanswered_s
+    late_at = begun_at + slow_after_s(zone_known(snapshot, slice))
     return late_at if now >= late_at else None
 
 

@@ -41,6 +41,7 @@ class Witness(msgspec.Struct):
     stopping: dict[str, float] = {}  #: attempt -> seconds since this process saw its stop order
     asked: dict[str, float] = {}  #: slice -> seconds since the provider was asked about it directly
     deletes: dict[str, float] = {}  #: slice -> seconds since delete was last called
+    tried: dict[str, float] = {}  #: slice -> seconds since a create of it was first left without an answer
     busy: set[str] = set()  #: slices with a provider call in flight
     overdue: set[str] = set()  #: attempts past their timeout and grace
     objects_down: bool = False  #: the bucket could not be written when last tried

@@ -16,8 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.domain import limits
-from penstock.domain.cloud import CloudWish
-from penstock.domain.nouns import Pool, Zone, zone_id
+from penstock.domain.nouns import Pool, Slice, Zone, zone_id
 from penstock.planner.snapshot import Snapshot
 
 Outcome = Literal["granted", "refused", "lost", "broken"]
@@ -152,11 +151,13 @@ def slow_after_s(zone: Zone) -> float:
     return max(limits.SLOW_LEAST_S, limits.SLOW_TIMES * zone.ready_s)
 
 
-def patience_s(zone: Zone, wish: CloudWish | None) -> float:
+def patience_s(zone: Zone, slice: Slice) -> float:
     """How long a creation is waited for before it is given up. A place in a line is not: others are behind it."""
+    wish = slice.cloud
     if wish is not None and wish.in_line:
         return max(limits.CREATE_TIMEOUT_S, (wish.wait_s or 0.0) + limits.ZONE_BACKOFF_FIRST_S)
-    if zone.ready_s is None:
+    # What others took counts from the request: of one not made yet, or of unknown date, it says nothing.
+    if zone.ready_s is None or slice.asked_at is None:
         return limits.CREATE_TIMEOUT_S
     usual = max(limits.CREATE_TIMEOUT_LEAST_S, limits.CREATE_TIMEOUT_TIMES * zone.ready_s)
     return min(limits.CREATE_TIMEOUT_S, usual)

@@ -10,7 +10,7 @@ from penstock.domain import limits
 from penstock.domain.lifecycle import Cause, SliceState
 from penstock.domain.nouns import Slice, Team, Zone, zone_id
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, REPAIRING
-from penstock.ports.store import QuotaFull
+from penstock.ports.store import QuotaFull, Transaction
 from tests.unit.controller.stage import Stage, seen
 
 
@@ -259,6 +259,34 @@ def test_a_full_quota_with_nothing_on_its_way_out_is_left_alone_for_long(stage: 
     assert refused.backoff_until - stage.clock.now() >= 150.0
 
 
+def test_what_leaves_another_zone_frees_no_quota_here(stage: Stage) -> None:
+    stage.see(stage.ready(zone="z2"), PREEMPTED)
+    (wanted,) = stage.intend()
+    stage.do(slices.refuse, wanted, "quota", 300.0, True)
+    refused = zone(stage)
+    assert refused is not None
+    assert refused.backoff_until - stage.clock.now() >= 150.0
+
+
+def test_of_many_refusals_at_a_time_one_looks_through_all_slices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def refuse(tx: Transaction, id: str) -> None:
+        def live_slices(self: Transaction) -> list[Slice]:
+            nonlocal looks
+            looks += 1
+            return plain(self)
+
+        plain = type(tx).live_slices
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tx), "live_slices", live_slices)
+            slices.refuse(tx, id, "quota", 300.0, True)
+
+    for id in [stage.intend()[0] for _ in range(3)]:
+        stage.do(refuse, id)
+    assert looks == 1
+
+
 # --- leaving ---
 def test_a_name_that_belongs_to_somebody_else_is_let_go(stage: Stage) -> None:
     (id,) = stage.intend()
@@ -347,6 +375,17 @@ def test_a_slice_nobody_joined_teaches_its_zone_and_one_that_is_not_needed_does_
     assert (known.streak, known.why) == (1, f"slice {first[0]}: its agents did not all join within 300 s")
     stage.do(slices.release, second[0], "changed our mind")
     assert zone(stage) == known
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_zone_that_was_never_asked_did_not_refuse(stage: Stage, asked: bool) -> None:
+    (id,) = stage.intend()
+    if asked:
+        stage.see(id, CREATING)
+    stage.clock.advance(limits.CREATE_TIMEOUT_S)
+    stage.do(slices.release, id, "not ready within 1800 s")
+    known = zone(stage)
+    assert (known is not None and known.streak == 1) is asked
 
 
 def test_a_set_up_that_fails_counts_only_while_the_slice_is_coming_and_is_the_same_machine(stage: Stage) -> None:

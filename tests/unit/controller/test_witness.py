@@ -187,13 +187,14 @@ def test_an_attempt_is_overdue_only_after_its_agent_had_its_grace(stage: Stage, 
 def test_stamps_of_what_is_gone_are_forgotten(stage: Stage, evidence: Evidence) -> None:
     slice = stage.ready()
     evidence.deleted(slice)
+    evidence.tried(slice)
     evidence.absent(slice)
     stage.drop(slice)
     evidence.asked(slice, exists=False)
     evidence.absent(slice)
     stage.wait(stage.projection.catch_up())
     seen = evidence.take(stage.projection.snapshot, stage.clock.now())
-    assert (seen.absent, seen.asked, seen.deletes, seen.missing) == ({}, {}, {}, set())
+    assert (seen.absent, seen.asked, seen.deletes, seen.tried, seen.missing) == ({}, {}, {}, {}, set())
 
 
 def test_calls_in_flight_and_a_dead_bucket_are_passed_on(stage: Stage, evidence: Evidence) -> None:
