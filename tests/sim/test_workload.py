@@ -161,8 +161,7 @@ def test_the_learned_order_is_faster_over_all_orders_of_the_list() -> None:
     pairs = [play_zones(seed) for seed in range(6)]  # six seeds, six orders; bench/workload.py runs fifty
     learned = sum(makespan_h(pair[0]) for pair in pairs)
     fixed = sum(makespan_h(pair[1]) for pair in pairs)
-    # A fixed order is not as bad as it was (0.53): what is slow in one zone is now raced in another (ADR 0028).
-    assert learned < 0.95 * fixed
+    assert learned < 0.8 * fixed
 
 
 @pytest.mark.slow

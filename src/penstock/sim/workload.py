@@ -99,12 +99,17 @@ def run_workload(workload: Workload, progress: Show | None = None, asked: Asked 
         gc.set_threshold(200_000, 20, 50)
         if workload.order == "fixed":
             stack.callback(swap(growth, "rank", _as_written))
+            stack.callback(swap(growth, "slow_since", _never_slow))
         return run(_Play(workload, progress, asked).play())
 
 
 def _as_written(snapshot: Snapshot, pool: Pool, now: float, ahead: int = 0) -> list[str]:  # noqa: ARG001
     """The order most scripts use: always the first zone that is not in back-off."""
     return list(pool.zones)
+
+
+def _never_slow(snapshot: Snapshot, slice: Slice, now: float) -> None:
+    """Nor do they know how long a creation usually takes, and so that another zone should be asked as well."""
 
 
 class _PacedStore:
