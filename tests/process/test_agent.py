@@ -7,7 +7,6 @@ same promise with real signals, files and sockets.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import random
@@ -153,42 +152,6 @@ def test_an_agent_killed_while_its_payload_runs_is_followed_by_one_that_tells_th
         assert len({request.incarnation for request in desk.requests}) == 1
 
     tell(tmp_path, story)
-
-
-def test_a_second_agent_waits_for_the_first_to_end_and_takes_over(tmp_path: Path) -> None:
-    """As when what restarts agents was killed, forgot the one that lives and started another."""
-
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        desk.launch("a1", shell("while [ ! -e go ]; do sleep 0.02; done; exit 5"))
-        await desk.until(lambda: Phase.RUNNING in desk.phases["a1"])
-        first = host.process
-        assert first is not None
-        host.start()
-        second = host.process
-        assert second is not None
-        lock = host.state / "agent.lock"
-        await desk.until(lambda: lock in opened(second.pid), "the second one stands before the lock")
-        desk.launch("a2", shell("exit 6"))
-        await desk.ended("a2")
-        assert second.poll() is None
-        first.kill()
-        first.wait()
-        (host.state / "attempts/a1/work/go").touch()
-        exit = (await desk.ended("a1")).exit
-        assert exit is not None
-        assert exit.code == 5
-        assert len(desk.joins) == 1
-
-    tell(tmp_path, story)
-
-
-def opened(pid: int) -> list[Path]:
-    """The files that a process has open."""
-    found = []
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            found.append(each.readlink())
-    return found
 
 
 def test_a_payload_that_ends_while_no_agent_lives_keeps_its_exit_code(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ TOKEN_KEY: Final = "penstock-join"
 SCRIPT_KEY: Final = "startup-script"
 
 _MARK: Final = "\n# Penstock brings this host up."  #: by which a script of ours is known
+_ELSE_JOINED: Final = '$(meta attributes/penstock-join || [ -f "$STATE/host/credential.json" ])'
 _SCRIPT: Final = r"""#!/bin/sh
 # Penstock brings this host up. It runs at every boot, and may be run again by hand.
 set -eu
@@ -153,6 +154,11 @@ def by_hand(given: Mapping[str, str], machine: str) -> str:
 def is_ours(script: str) -> bool:
     """Whether a startup script was made here."""
     return _MARK in script
+
+
+def needs_token(script: str) -> bool:
+    """Whether a host could not boot again without its token: so it is with the scripts of earlier releases."""
+    return _ELSE_JOINED not in script
 
 
 def _fetch(boot: Boot) -> str:

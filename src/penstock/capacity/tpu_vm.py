@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY
+from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY, needs_token
 from penstock.capacity.tpu_requests import (
     KEEP_LABEL,
     OWNER_LABEL,
@@ -107,7 +107,7 @@ class TpuVmCapacity:
         self._creates: dict[str, _Create] = {}  #: by slice, until it is ready, failed and deleted, or old
         self._queued: dict[str, str] = {}  #: slices known to be queued resources -> API version
         self._adopted: dict[str, str] = {}  #: slice -> the node that somebody else made and named
-        self.with_token: set[str] = set()  #: slices whose machines can still read the join token, as last seen
+        self.with_token: set[str] = set()  #: slices with a join token that they can do without, as last seen
         self._begun = asyncio.Event()
 
     @property
@@ -207,7 +207,8 @@ class TpuVmCapacity:
         path = f"{self._rest.zone(zone)}/nodes/{self._adopted.get(name, name)}"
         node = await self._one(path, _V2)
         kept = dict((node or {}).get("metadata") or {})
-        if kept.pop(TOKEN_KEY, None) is not None:
+        if _spare_token(kept):
+            del kept[TOKEN_KEY]
             await self._rest.call("PATCH", path, query={"updateMask": "metadata"}, body={"metadata": kept})
         self.with_token.discard(name)
 
@@ -265,7 +266,7 @@ class TpuVmCapacity:
         seen = self._known(seen_node(node, zone))
         slice = (node.get("labels") or {}).get(SLICE_LABEL)
         if seen.label == self._label:
-            known = self.with_token.add if TOKEN_KEY in (node.get("metadata") or {}) else self.with_token.discard
+            known = self.with_token.add if _spare_token(node.get("metadata") or {}) else self.with_token.discard
             known(slice or seen.name)
         if slice is None or seen.label != self._label:
             return seen
@@ -334,6 +335,11 @@ class TpuVmCapacity:
             label=self._label,
             detail=create.error,
         )
+
+
+def _spare_token(metadata: Mapping[str, str]) -> bool:
+    """Whether a node has a join token that its hosts can boot again without."""
+    return TOKEN_KEY in metadata and not needs_token(metadata.get(SCRIPT_KEY, ""))
 
 
 def _merged(queued: Seen, node: Seen | None) -> Seen:

@@ -31,8 +31,9 @@ from penstock.wire.agent import Restorable
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 8  #: pieces under way: 64 MiB of memory
+AT_ONCE: Final = 8  #: pieces under way, of all copies together: 64 MiB of memory
 HOLD_S: Final = 10.0  #: a host's question waits so long for the end of a copy; its call would wait three times as long
+UNWANTED_S: Final = 60.0  #: a copy that nobody asked for in this time stops: hosts ask every few seconds
 _DAMAGED_KEPT: Final = 1_000
 
 
@@ -81,13 +82,15 @@ class Transfers:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._tasks: dict[tuple[str, str], asyncio.Task[Transfer]] = {}
+        self._stops: dict[tuple[str, str], asyncio.TimerHandle] = {}  #: when each of them is wanted no more
+        self._sending = asyncio.Semaphore(AT_ONCE)
         self._damaged: dict[tuple[str, str], str] = {}  #: copies that cannot be made, and why
 
     async def close(self) -> None:
         """The server stops: the next one goes on where these are."""
         tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
+        for key, task in list(self._tasks.items()):
+            self._forget(key, task)
         if tasks:
             await asyncio.wait(tasks)
 
@@ -108,14 +111,15 @@ class Transfers:
             # Looked up again: another host of the gang may have come while we asked.
             task = self._tasks.get(key) or asyncio.create_task(self._copy(attempt, found, source, target))
             self._tasks[key] = task
+        self._want(key, task)
         await asyncio.wait((task,), timeout=HOLD_S)
         if not task.done():
             size = sum(piece.size for piece in pieces_of(found))
             detail = f"the checkpoint of {size} bytes is being copied from {source.region} to {target.region}"
             raise Refusal("copying", detail, advice="ask again", retry_after_s=1.0)
-        self._tasks.pop(key, None)
+        self._forget(key, task)
         if task.cancelled():
-            raise Refusal("unavailable", "the server stops", retry_after_s=1.0)
+            raise Refusal("unavailable", "the copy was stopped, or the server stops", retry_after_s=1.0)
         try:
             return task.result()
         except Damaged as damaged:
@@ -123,6 +127,19 @@ class Transfers:
             if len(self._damaged) > _DAMAGED_KEPT:
                 del self._damaged[next(iter(self._damaged))]
             raise
+
+    def _want(self, key: tuple[str, str], task: asyncio.Task[Transfer]) -> None:
+        """Put off the end of a copy: bytes cost money, and the attempt that asked for them may be over."""
+        if key in self._stops:
+            self._stops[key].cancel()
+        self._stops[key] = asyncio.get_running_loop().call_later(UNWANTED_S, self._forget, key, task)
+
+    def _forget(self, key: tuple[str, str], task: asyncio.Task[Transfer]) -> None:
+        """Stop a copy that has not ended; never one that was begun since under the same key."""
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+            self._stops.pop(key).cancel()
+            task.cancel()
 
     async def _copy(self, attempt: Attempt, found: tuple[Restorable, ...], source: Root, target: Root) -> Transfer:
         prefix, clock = checkpoints_of(found[0].job, found[0].fence), self._service.clock
@@ -141,7 +158,8 @@ class Transfers:
 
         async def one_after_another() -> None:
             for piece in left:
-                await _send(piece, prefix, source, target)
+                async with self._sending:
+                    await _send(piece, prefix, source, target)
 
         work = [asyncio.ensure_future(one_after_another()) for _ in range(AT_ONCE)]
         try:

@@ -28,7 +28,7 @@ from penstock.capacity.tpu_requests import Defaults
 from penstock.capacity.tpu_rest import FixedTokens, LoginTokens, Tokens, TpuRest
 from penstock.capacity.tpu_vm import TpuVmCapacity
 from penstock.domain import limits
-from penstock.domain.lifecycle import SliceState
+from penstock.domain.lifecycle import COUNTED_SLICE_STATES, SliceState
 from penstock.domain.nouns import Slice
 from penstock.emulator.vm_disk import OWN_NAME
 from penstock.ports.capacity import CapacityError, Existing, PermissionDenied, Transient
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _WAY_EVERY_S: Final = 2.0
 _TOKENS_EVERY_S: Final = 1.0
 _TOKENS_APART_S: Final = 5.0  #: between two of them: creates need what a project may call in a minute
-_TOKENS_REST_S: Final = 60.0  #: after a refusal: the token is spent, so it is no hurry
+_TOKENS_REST_S: Final = 60.0  #: of one slice, refused or taken without effect: the token is spent, so it is no hurry
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -135,7 +135,9 @@ class Cloud:
         while True:
             await self._clock.sleep(_TOKENS_EVERY_S)
             now = self._clock.steady()
-            ready = {slice.id: slice.zone for slice in self._slices() if slice.state is SliceState.READY}
+            live = [slice for slice in self._slices() if slice.state in COUNTED_SLICE_STATES]
+            self.capacity.with_token.intersection_update(slice.id for slice in live)
+            ready = {slice.id: slice.zone for slice in live if slice.state is SliceState.READY}
             rests = {id: until for id, until in rests.items() if id in ready and until > now}
             due = min((self.capacity.with_token & ready.keys()) - rests.keys(), default=None)
             if due is None:
@@ -145,7 +147,7 @@ class Cloud:
                     await self.capacity.clear_token(due, ready[due])
             except (CapacityError, TimeoutError) as error:
                 logger.warning("the join token of %s stays readable on its hosts for now: %s", due, error)
-                rests[due] = now + _TOKENS_REST_S
+            rests[due] = now + _TOKENS_REST_S
             await self._clock.sleep(_TOKENS_APART_S)
 
     def file(self, sha256: str) -> Path | None:

@@ -36,12 +36,13 @@ _ENDS_S: Final = 5.0
 _SILENT_S: Final = 60  #: a host ends a way over which it has heard nothing for so long
 _BEATS: Final = 6  #: in that time
 _SAID_BYTES_MAX: Final = 4096
+_UP_S: Final = 60.0  #: a host that is connected to says within this time that the way stands
 _WITH_HOSTS: Final = (SliceState.CREATING, SliceState.READY, SliceState.DRAINING)
-_UP: Final = b"up\n"
+_UP: Final = b"\nup\n"
 #: What runs on a host while its way stands. sshd keeps the port of a peer that vanished without a word for up to a
 #: quarter of an hour, and the next way could not have it; so the host ends a way over which it hears nothing. A server
 #: that was killed ends it at once, because its end of the pipe is closed by the kernel.
-_WATCH: Final = 'echo up; while [ "$(timeout %d head -c 1)" = . ]; do :; done; kill "$PPID"'
+_WATCH: Final = 'echo; echo up; while [ "$(timeout %d head -c 1)" = . ]; do :; done; kill "$PPID"'
 
 Addresses = Callable[[str, str], Awaitable[Sequence[Address]]]
 
@@ -140,19 +141,26 @@ class Tunnels:
                 )
             except OSError as error:
                 return f"{self._ssh[0]} cannot be run: {error}"
-            stack.push_async_callback(_reap, process)
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None
+            up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            hearing = asyncio.create_task(_hear(process.stdout, up))
+            stack.callback(hearing.cancel)
+            stack.push_async_callback(_reap, process)
             saying = asyncio.create_task(_last_words(process.stderr))
             beating = asyncio.create_task(self._beat(process.stdin))
             stack.callback(saying.cancel)
             stack.callback(beating.cancel)
-            if await process.stdout.read(len(_UP)) == _UP:
-                logger.info("tunnel to host %d of %s stands", index, slice.id)
-                connecting.close()
-            code, said = await process.wait(), await saying
-            why = plainly(said, code)
+            await asyncio.wait((up,), timeout=_UP_S)
+            if up.done():
+                if up.result():
+                    logger.info("tunnel to host %d of %s stands", index, slice.id)
+                    connecting.close()
+                code, said = await process.wait(), await saying
+                why = plainly(said, code)
+            else:
+                why = _BUSY
         if self._noted is not None:
             self._noted(slice.id, index, f"not reached by ssh: {why}")
         return why
@@ -230,6 +238,7 @@ class _Whereabouts:
 _REPLACED: Final = "it was replaced, or somebody is in between; nothing is sent to it"
 _UNKNOWN: Final = "drop StrictHostKeyChecking=yes, and the first key that a new host shows is kept"
 _REFUSED: Final = 'name user and key in tpu_vm.tunnel, such as "ssh -l USER -i KEY", and let the project know the key'
+_BUSY: Final = f"the host ran no command within {_UP_S:g} s: look at its load and its shell's startup files (.bashrc)"
 _TAKEN: Final = "another way holds it for a minute at most, or its sshd forbids it (AllowTcpForwarding)"
 #: What ssh says, and what it means for whoever can mend it; `{}` is the line itself. The first that fits counts.
 _MEANINGS: Final = (
@@ -251,6 +260,20 @@ def plainly(said: str, code: int) -> str:
         if found is not None:
             return meaning.format(found)
     return lines[-1] if lines else f"ssh ended with exit code {code}"
+
+
+async def _hear(pipe: asyncio.StreamReader, up: asyncio.Future[bool]) -> None:
+    """Tell whether the watch began; what startup files of a shell say before it is passed over.
+
+    It is read to its end: a process whose output nobody takes does not end for asyncio.
+    """
+    said = b"\n"
+    while piece := await pipe.read(_SAID_BYTES_MAX):
+        said = said[-len(_UP) :] + piece
+        if _UP in said and not up.done():
+            up.set_result(True)
+    if not up.done():
+        up.set_result(False)
 
 
 async def _last_words(pipe: asyncio.StreamReader) -> str:

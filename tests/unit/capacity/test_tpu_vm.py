@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 import pytest
 
-from penstock.capacity import tpu_requests, tpu_vm
+from penstock.capacity import startup, tpu_requests, tpu_vm
 from penstock.capacity.startup import TOKEN_KEY
 from penstock.capacity.tpu_rest import FixedTokens, TpuRest
 from penstock.domain.cloud import CloudWish, Mount
@@ -329,9 +329,28 @@ def test_what_is_ours_bears_the_label_of_this_installation() -> None:
     play(scene, story())
 
 
+BOOT = startup.Boot(server="https://a.example", bundle_url="https://a.example/b", sha256="ab" * 32, built_for="2.31")
+
+
+def test_a_node_of_an_earlier_release_keeps_the_token_that_it_boots_with() -> None:
+    scene = Scene(World())
+    script = "#!/bin/sh\n# Penstock brings this host up.\nset -eu\nTOKEN=$(meta attributes/penstock-join)\n"
+    scene.capacity._metadata = lambda _: {TOKEN_KEY: "secret", startup.SCRIPT_KEY: script}
+
+    async def story() -> None:
+        await scene.capacity.create(slice_of())
+        await scene.capacity.list(ZONE)
+        assert scene.capacity.with_token == set(), "so that it is not chosen"
+        await scene.capacity.clear_token("s1", ZONE)
+        metadata = (await scene.rest.call("GET", f"{scene.rest.zone(ZONE)}/nodes/s1"))["metadata"]
+        assert metadata[TOKEN_KEY] == "secret"
+
+    play(scene, story())
+
+
 def test_the_join_token_is_taken_out_of_a_nodes_metadata_and_all_else_stays() -> None:
     scene = Scene(World())
-    given = {TOKEN_KEY: "secret", "startup-script": "#!/bin/sh\n"}
+    given = startup.metadata(BOOT, "s1", "secret")
     scene.capacity._metadata = lambda _: given
 
     async def story() -> None:

@@ -14,8 +14,9 @@ from penstock.objects.memory import MemoryObjects
 from penstock.ports.objects import ObjectsError
 from penstock.server import checkpoints, jobs, transfers
 from penstock.server.cleaning import Cleaner, Wanted, wanted_by
+from penstock.server.regions import Root
 from penstock.server.routing import Refusal
-from penstock.wire.agent import Saved, SavedFile
+from penstock.wire.agent import Restorable, Saved, SavedFile
 from penstock.wire.problems import KINDS
 from tests.unit.server.plant import USER, Host, Plant, plant
 from tests.unit.server.test_checkpoints import commit, name_of, put
@@ -48,6 +49,24 @@ class Watched:
 
     def of(self, verb: str, what: str) -> list[str]:
         return [path for called, path in self.calls if called == verb and what in path]
+
+
+class Crowd:
+    """How many read from a bucket at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def before(self, verb: str, path: str) -> None:
+        if verb == "get":
+            self.now += 1
+            self.most = max(self.most, self.now)
+            for _ in range(20):  # turns in which all who may come do come
+                await asyncio.sleep(0)
+            self.now -= 1
+
+    async def after(self, verb: str, path: str) -> None:
+        pass
 
 
 class Scene:
@@ -212,6 +231,79 @@ def test_hosts_that_ask_meanwhile_are_told_to_ask_again_and_share_one_copy(
         replies = await asyncio.gather(*(scene.ask() for _ in range(3)))
         assert {len(reply.found) for reply in replies} == {1}
         assert len(watched.of("put_new", "/pieces/")) == 2
+
+    run(story, tmp_path, watched=watched)
+
+
+def test_a_copy_that_nobody_asks_for_any_more_stops_and_goes_on_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "HOLD_S", 0.01)
+    monkeypatch.setattr(transfers, "UNWANTED_S", 0.05)
+    watched = Watched()
+
+    async def story(scene: Scene) -> None:
+        watched.held = asyncio.Event()
+        with pytest.raises(Refusal):
+            await scene.ask()
+        (task,) = transfers.transfers(scene.made.service)._tasks.values()
+        await asyncio.wait((task,), timeout=60.0)
+        assert task.cancelled()
+        watched.held.set()
+        assert (scene.copies(), scene.markers()) == ([], [])
+        monkeypatch.setattr(transfers, "HOLD_S", 20.0)
+        monkeypatch.setattr(transfers, "UNWANTED_S", 60.0)
+        assert len((await scene.ask()).found) == 1
+        assert len(scene.markers()) == 1
+
+    run(story, tmp_path, watched=watched)
+
+
+def brought(scene: Scene, job: str, source: MemoryObjects, *contents: bytes) -> Any:
+    """What `bring` is asked for, without a host that asks."""
+    found = (Restorable(job=job, fence=1, rank=0, saved=a_list(1, *contents)),)
+    copies = transfers.transfers(scene.made.service)
+    return copies.bring(scene.second, found, Root(THERE, source), Root(HERE, scene.near))
+
+
+def test_pieces_under_way_are_counted_over_all_copies(tmp_path: Path) -> None:
+    busy = Crowd()
+
+    async def story(scene: Scene) -> None:
+        source = MemoryObjects(faults=busy)
+        contents = [b"%d" % number for number in range(transfers.AT_ONCE)]
+        jobs = [f"j{number}" for number in range(5)]
+        for job in jobs:
+            for data in contents:
+                await source.put(f"{transfers.checkpoints_of(job, 1)}0/pieces/{name_of(data)}", data)
+        await asyncio.gather(*(brought(scene, job, source, *contents) for job in jobs))
+        assert len(scene.copies()) == len(jobs) * len(contents)
+
+    run(story, tmp_path)
+    assert busy.most == transfers.AT_ONCE
+
+
+def test_whoever_hears_late_of_a_failure_does_not_forget_the_copy_that_was_begun_since(tmp_path: Path) -> None:
+    watched = Watched()
+    watched.refused, watched.left = ("put_new", ""), 0
+
+    async def story(scene: Scene) -> None:
+        source = MemoryObjects()
+        await source.put(f"{transfers.checkpoints_of('j1', 1)}0/pieces/{name_of(ONE)}", ONE)
+
+        async def asks_again() -> object:
+            with pytest.raises(ObjectsError):
+                await brought(scene, "j1", source, ONE)
+            watched.refused = ("", "")
+            return await brought(scene, "j1", source, ONE)
+
+        async def is_late() -> object:
+            with pytest.raises(ObjectsError):
+                await brought(scene, "j1", source, ONE)
+            return await brought(scene, "j1", source, ONE)
+
+        first, second = await asyncio.gather(asks_again(), is_late())
+        assert first is second, "one copy served both"
 
     run(story, tmp_path, watched=watched)
 

@@ -119,6 +119,44 @@ def test_there_is_a_way_to_every_host_for_as_long_as_it_lives(tmp_path: Path) ->
     ways.play(story)
 
 
+GREETS = {
+    "a line": "echo 'Welcome to this image'",
+    "no whole line": "printf 'What is '",
+    "much": "yes welcome | head -c 20000",
+    "the word in pieces": "printf u; sleep 0.1; printf 'p '",
+}
+
+
+@pytest.mark.parametrize("greeting", GREETS.values(), ids=GREETS.keys())
+def test_what_a_shell_says_first_keeps_no_place_among_those_that_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeting: str
+) -> None:
+    monkeypatch.setattr(tunnels, "AT_ONCE", 1)
+    # What it is told to run, but for the watching: that would outlive this stand-in.
+    does = f'{greeting}; for word; do :; done; sh -c "${{word%%while*}}\'"; exec sleep 1000'
+    ways = Ways(tmp_path, does, [slice_of("s1")], list(TWO))
+
+    async def story() -> None:
+        await ways.until(lambda: ways.targets() == {"34.0.0.1", "10.0.0.2"})
+
+    ways.play(story)
+
+
+@pytest.mark.parametrize("does", ["exec sleep 1000", "exec yes"])
+def test_a_shell_that_does_not_come_to_the_point_is_given_up_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    monkeypatch.setattr(tunnels, "AT_ONCE", 1)
+    monkeypatch.setattr(tunnels, "_UP_S", 0.5)
+    ways = Ways(tmp_path, does, [slice_of("s1")], list(TWO))
+
+    async def story() -> None:
+        await ways.until(lambda: len(ways.noted) == 2)
+        assert all("startup files" in why for _, _, why in ways.noted)
+
+    ways.play(story)
+
+
 def test_hosts_are_looked_for_again_where_they_were_not_found(tmp_path: Path) -> None:
     """A node that was stopped and started has other addresses; one that vanishes from a listing keeps those it had."""
     ways = Ways(tmp_path, "echo 'ssh: connect to host x: No route to host' >&2; exit 255", [slice_of("s1")], list(TWO))
