@@ -67,7 +67,7 @@ def test_a_spent_budget_and_a_reservation_keep_new_work_waiting(shop: Shop) -> N
     assert shop.command("queues", "set", "default", "--budget", "0.000001chip-hours/month").returncode == 0
     second = shop.submit("say('two')")
     soon(lambda: shop.told("why", second)["code"] == "budget")
-    assert shop.command("queues", "set", "default").returncode == 0
+    assert shop.command("queues", "set", "default", "--no", "budget").returncode == 0
     assert shop.ended(second)["state"] == "succeeded"
 
     (pool,) = {each["pool"] for each in shop.told("slices")}
