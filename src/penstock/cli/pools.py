@@ -150,7 +150,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     \b
     tpu queues                                     list them
     tpu queues set night --quota 64 --weight 2     make or change one
-    tpu queues set night --paused                  nothing of it starts; the rest stays
+    tpu queues set night --paused                  nothing of it starts
     tpu queues set night --budget 500usd/month     nothing new once that is spent
     tpu queues rm night                            remove it, once no job is in it
     """
