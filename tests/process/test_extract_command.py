@@ -47,6 +47,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str
     return said.err if code else said.out
 
 
+@pytest.mark.long
 def test_the_run_of_the_demo_answers_every_question(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_run_of_the_demo_answers_every_question(
     assert "committed and sound" in asked(capsys, "requeue", "u000003", "--run", address, code=2)
 
 
+@pytest.mark.long
 def test_the_same_command_continues_the_same_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", str(folder / "model"), "--data", str(folder / "docs.jsonl"), "--id", "id", "--width", "256"]
     words += ["--sites", "resid_post:1,3;mlp_out:2", "--unit-rows", "10", "--out", str(folder / "acts")]

@@ -50,6 +50,7 @@ def states(life: list[tuple[float, str]]) -> list[str]:
     return [state for state, _ in groupby(state for _, state in life)]
 
 
+@pytest.mark.long
 def test_two_zones_are_asked_at_once_and_the_slower_one_is_let_go(scene: Scene) -> None:
     made = scene.shop.tpu(
         "pool", "create", "race", "--type", "v5e-1", "--zones", f"{SLOW},{QUICK}", "--race", "2", "--idle", "1h"

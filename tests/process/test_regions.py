@@ -119,6 +119,7 @@ def bundle_requests(scene: RegionScene, region: str) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.long
 def test_a_job_that_resumes_in_another_region_takes_its_checkpoint_along_and_says_what_that_costs(
     scene: RegionScene,
 ) -> None:
@@ -196,6 +197,7 @@ say("files:", there("/var/lib/penstock/join-token"), there("/var/lib/penstock/ho
 """
 
 
+@pytest.mark.long
 def test_a_payload_can_neither_read_the_join_token_nor_join_with_it(scene: RegionScene) -> None:
     scene.pool("walled", ZONES[US])
     first = scene.shop.submit("say('here')", on="v6e-1", pool="walled")

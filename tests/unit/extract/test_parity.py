@@ -24,6 +24,8 @@ for _name in ("torch", "transformers"):
 #: Hugging Face pads where it would otherwise run one document at a time; each stands beside the layout it is like.
 ALONE = {"padded": False, "packed": True}
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
