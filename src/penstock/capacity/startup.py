@@ -31,6 +31,11 @@ STATE=/var/lib/penstock
 mkdir -p "$STATE"
 chmod 711 "$STATE"
 exec >>"$STATE/startup.log" 2>&1
+# A boot and somebody's hand at once would clear away each other's downloads: the second waits, and finds all done.
+if command -v flock >/dev/null; then
+    exec 9>"$STATE/startup.lock"
+    flock 9
+fi
 echo "--- $(date -u) on $(hostname)"
 META="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 
@@ -87,7 +92,11 @@ if [ ! -d "$BUNDLE" ]; then
     rmdir "$part"
 fi
 
-mounts
+mounts 9>&- # what serves a mount lives on, and must not keep the lock
+if [ ! -d /run/systemd/system ] && [ -f "$STATE/agent.pid" ] && kill -0 "$(cat "$STATE/agent.pid")" 2>/dev/null; then
+    echo "the agent runs already"
+    exit 0
+fi
 tell starting
 umask 077
 printf '%s' "$TOKEN" >"$STATE/join-token"
@@ -112,11 +121,7 @@ if [ -d /run/systemd/system ]; then
     systemd-run --unit=penstock-agent --property=KillMode=process --property=Delegate=yes \
         --property=Restart=on-failure --property=RestartSec=1 "$@"
 else
-    if [ -f "$STATE/agent.pid" ] && kill -0 "$(cat "$STATE/agent.pid")" 2>/dev/null; then
-        echo "the agent runs already"
-        exit 0
-    fi
-    setsid nohup "$@" </dev/null >>"$STATE/agent.log" 2>&1 &
+    setsid nohup "$@" </dev/null >>"$STATE/agent.log" 2>&1 9>&- &
     echo $! >"$STATE/agent.pid"
 fi
 trap - EXIT
