@@ -6,13 +6,10 @@ they are written. It must not open anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import click
 import msgspec
 
-F = TypeVar("F", bound=Callable[..., Any])
+from penstock.cli.words import grouped
 
 
 class PlanOptions(msgspec.Struct, kw_only=True):
@@ -76,18 +73,5 @@ _OPTIONS = (
     ),
     click.option("--unit-rows", type=click.IntRange(1), metavar="N", help="Rows of a unit; chosen if left out."),
 )
-
-
-def plan_options(command: F) -> F:
-    """Give a command the options above; it takes them as one `PlanOptions` named `options`."""
-
-    def wrapped(**values: Any) -> Any:
-        taken = {field: values.pop(field) for field in PlanOptions.__struct_fields__}
-        return command(options=PlanOptions(**taken), **values)
-
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+#: Gives a command the options above; it takes them as one `PlanOptions` named `options`.
+plan_options = grouped(_OPTIONS, PlanOptions, "options")

@@ -7,20 +7,17 @@ sent as given: their rules are the server's (`domain.admission`), which answers 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from typing_extensions import override
 
-from penstock.cli.words import SPAN, Copies, JobId, Pair, Size
+from penstock.cli.words import SPAN, Copies, JobId, Pair, Size, grouped
 
 if TYPE_CHECKING:
     from penstock.cli.targets import Target
     from penstock.wire.api import CommandRequest, JobRequest, SnippetRequest
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class JobOptions(msgspec.Struct, kw_only=True):
@@ -82,21 +79,8 @@ _OPTIONS = (
     click.option("--zone", multiple=True, metavar="ZONE", help="Only this zone; may be repeated."),
     click.option("--idempotency-key", metavar="KEY", help="The same key gives the same job, however often it is sent."),
 )
-
-
-def job_options(command: F) -> F:
-    """Give a command the options above; it takes them as one `JobOptions` named `job`."""
-
-    def wrapped(**values: Any) -> Any:
-        taken = {field: values.pop(field) for field in JobOptions.__struct_fields__}
-        return command(job=JobOptions(**taken), **values)
-
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+#: Gives a command the options above; it takes them as one `JobOptions` named `job`.
+job_options = grouped(_OPTIONS, JobOptions, "job")
 
 
 def job_request(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 from typing_extensions import override
 
 if TYPE_CHECKING:
+    import msgspec
     from click.shell_completion import CompletionItem
 
     from penstock.wire.inventory import BudgetRequest
@@ -28,6 +29,24 @@ _BUDGET = re.compile(r"\$?([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(usd|chip-?hours?)?/(d
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def grouped(options: Sequence[Callable[[Any], Any]], shape: type[msgspec.Struct], name: str) -> Callable[[F], F]:
+    """Give a command options that belong together; it takes their values as one `shape`, in the argument `name`."""
+
+    def decorate(command: F) -> F:
+        def wrapped(**values: Any) -> Any:
+            taken = {field: values.pop(field) for field in shape.__struct_fields__}
+            return command(**{name: shape(**taken)}, **values)
+
+        wrapped.__name__ = command.__name__
+        wrapped.__doc__ = command.__doc__
+        wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
 
 
 class Span(click.ParamType[float]):
