@@ -52,7 +52,7 @@ def _plain(address: str, inputs: Sequence[Input], kind: Format | None, split: st
         known = {each: found for each in inputs if (found := format_of(each.address)) is not None}
     if not known:
         endings = ", ".join(SUFFIXES)
-        raise BadInput("data", address, f"has no file that ends in {endings}", "name the format with format")
+        raise BadInput("data", address, f"has no file that ends in {endings}", "say what it is with --format")
     if split is None:
         return known
     above = normal_address(re.split(r"[*?[]", address)[0])

@@ -97,7 +97,11 @@ async def put_pool(service: Service, call: Call) -> PoolView:
     team = _team(call.user, request.team)
     if request.provider not in service.settings.providers:
         known = ", ".join(service.settings.providers)
-        raise Refusal("not_found", f"provider: {request.provider!r} is not one of {known}", field="provider")
+        said = f"provider: {request.provider!r} is not one of {known}"
+        cure = (
+            "give the server its settings ([tpu_vm], docs/howto/cloud-tpu.md)" if request.provider == "tpu_vm" else None
+        )
+        raise Refusal("not_found", said, field="provider", advice=cure)
     for field, value in (("min", request.min), ("max", request.max)):
         admission.check_number(field, value, 0, limits.POOL_SLICES_MAX)
     if request.min > request.max:
