@@ -108,7 +108,7 @@ request-timeout = 1.0
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_api_is_as_it_is_described(server: str, tmp_path: Path) -> None:
     credential, attempt = hold_an_attempt(server)
     spec = call(server, "GET", f"/v1/agent/attempts/{attempt}/launch", credential)

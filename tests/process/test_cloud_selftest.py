@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import msgspec
+import pytest
 
 from tests.process.google_cloud import GoogleCloud, google_cloud
 from tests.process.shop import TPU
@@ -35,6 +36,7 @@ def nodes(cloud: GoogleCloud) -> list[str]:
     return [each["name"].rpartition("/")[2] for each in cloud.control("GET", "nodes")]
 
 
+@pytest.mark.long
 def test_differences_are_told_and_everything_is_tidied(tmp_path: Path) -> None:
     (tmp_path / "world.toml").write_text(WORLD)
     with google_cloud("--world", str(tmp_path / "world.toml")) as cloud:

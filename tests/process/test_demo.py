@@ -43,7 +43,7 @@ def environ(pid: int) -> list[bytes]:
         return []  # it ended meanwhile, or is another user's
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DEMO), "--within", str(WITHIN_S)],

@@ -71,7 +71,7 @@ def test_a_simulator_that_dies_is_no_report(monkeypatch: pytest.MonkeyPatch) -> 
         soak.check(9, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_bench_shows_every_figure_and_judges_none(tmp_path: Path) -> None:
     out = tmp_path / "core.json"
     done = _run("bench/core.py", "--quick", "--out", str(out))

@@ -85,7 +85,7 @@ class Lab:
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_run_ends_with_the_weights_of_a_quiet_one(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     quiet = Lab(tmp_path / "quiet", cache)

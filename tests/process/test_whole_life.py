@@ -107,6 +107,7 @@ def weights(shop: Shop, job: str) -> tuple[str, int]:
     return metrics["weights_sha256"], metrics["stage"]
 
 
+@pytest.mark.long
 def test_training_that_lost_two_slices_ends_with_the_weights_of_a_quiet_run(shop: Shop) -> None:
     steps = ("num_epochs=2", "steps_per_epoch=40", "checkpoint_per_epoch=4")
     words = [
@@ -220,6 +221,7 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 SLEEP = "say('main')\ntime.sleep(600)\n"
 
 
+@pytest.mark.long
 def test_cancel_and_timeout_end_the_whole_tree(shop: Shop) -> None:
     """Four at once, so that the grace of those that do not hear is waited for only once."""
     marks = {each: f"{each}-{secrets.token_hex(6)}" for each in ("cancel", "timeout", "deaf-cancel", "deaf-timeout")}

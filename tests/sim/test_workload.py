@@ -156,7 +156,7 @@ def test_the_fixed_order_asks_the_first_zone_first_and_the_learned_one_turns_awa
     assert makespan_h(learned) < makespan_h(fixed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_learned_order_is_faster_over_all_orders_of_the_list() -> None:
     pairs = [play_zones(seed) for seed in range(6)]  # six seeds, six orders; bench/workload.py runs fifty
     learned = sum(makespan_h(pair[0]) for pair in pairs)

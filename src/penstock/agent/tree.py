@@ -259,7 +259,9 @@ class Tree:
         stats = {pid: stat for pid in alive if (stat := processes.stat_of(pid)) is not None}
         groups = {stats[pid][3] for pid in self._programs(stats)}
         for pid, stat in stats.items():
-            if stat[3] in groups and stat[0] not in _WRAPPERS:
+            if not groups:  # the walls are still going up: nobody is behind them who could hear, or save anything
+                _signal(pid, signal.SIGKILL)
+            elif stat[3] in groups and stat[0] not in _WRAPPERS:
                 _signal(pid, signal.SIGTERM)
                 _signal(pid, signal.SIGCONT)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.controller import attempts
+from penstock.domain import limits
 from penstock.domain.nouns import Attempt, Rule
 from penstock.ports.objects import Damaged, ObjectsError
 from penstock.server import checkpoints
@@ -17,6 +18,12 @@ from penstock.server.routing import Refusal
 from penstock.wire.agent import PiecesQuery, Saved, SavedFile
 from penstock.wire.api import ProgressView
 from tests.unit.server.plant import Host, Plant, plant
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about how long a job that failed waits before its next attempt."""
+    monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 0.01)
 
 
 def run(story: Any, home: Path) -> None:
