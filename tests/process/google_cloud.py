@@ -91,6 +91,7 @@ class Gcloud:
             "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(folder / "token"),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{cloud.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER": f"{cloud.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{cloud.url}/storage/v1/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{cloud.url}/compute/v1/",
         }
@@ -113,6 +114,10 @@ class Gcloud:
         track = ["alpha"] if head == "alpha" else []
         words = rest if track else [head, *rest]
         return self(*track, "compute", "tpus", *words, "--format=json")
+
+    def container(self, text: str) -> Said:
+        """`gcloud container …`, likewise."""
+        return self("container", *text.split(), "--format=json")
 
 
 def need_gcloud() -> None:

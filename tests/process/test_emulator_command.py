@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ from tests.process.google_cloud import BUCKET, ROOT, google_cloud
 _TPU = "from penstock.cli.main import main; main()"
 
 
-def tpu(*words: str) -> subprocess.CompletedProcess[str]:
+def tpu(*words: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", _TPU, *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    env = None if home is None else {**os.environ, "PENSTOCK_HOME": str(home)}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_storage_is_at_the_same_address() -> None:
@@ -39,6 +41,16 @@ def test_storage_is_at_the_same_address() -> None:
         assert cloud.control("GET", "nodes") == []
 
 
+def test_it_says_where_it_is_and_what_to_export() -> None:
+    with google_cloud() as cloud:
+        assert cloud.process is not None
+        assert cloud.process.stdout is not None
+        said = [cloud.process.stdout.readline().strip() for _ in range(5)]
+    wanted = {"TPU": "", "CONTAINER": "", "STORAGE": "storage/v1/", "COMPUTE": "compute/v1/"}
+    overrides = [f"export CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}={cloud.url}/{path}" for api, path in wanted.items()]
+    assert said == [*overrides, f"export STORAGE_EMULATOR_HOST={cloud.url}"]
+
+
 def test_facts_are_shown_and_checked() -> None:
     shown = tpu("emulator", "facts", "stockout", "--check")
     assert shown.returncode == 0, shown.stderr
@@ -46,6 +58,29 @@ def test_facts_are_shown_and_checked() -> None:
     assert "0 seen on the real service" in shown.stdout
     rows = msgspec.json.decode(tpu("emulator", "facts", "--json").stdout)
     assert {"what", "source", "seen", "probe", "expect"} <= rows["tpu.nodes.exists"].keys()
+
+
+def test_words_that_no_fact_has_are_bad_input_with_near_ones() -> None:
+    done = tpu("emulator", "facts", "qouta")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "no behaviour has 'qouta' in its name or text; did you mean quota"
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    far = tpu("emulator", "facts", "xyzzyx", "quota", "--json")
+    assert (far.returncode, far.stdout) == (2, "")
+    assert "no behaviour has 'xyzzyx' in its name or text; `tpu emulator facts` lists all" in far.stderr
+    assert tpu("emulator", "facts", "QUOTA").returncode == 0
+
+
+@pytest.mark.parametrize("words", [("emulator", "--no-vms"), ("emulator", "gcs", "b-1"), ("serve",)])
+def test_a_port_in_use_is_one_line_that_says_by_whom(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = tpu(*words, "--port", str(port), home=tmp_path)
+    assert done.returncode == 3
+    assert f"port {port} of 127.0.0.1 is in use by process {os.getpid()} (" in done.stderr
+    assert "stop it, or choose another with --port; 0 takes any that is free" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The real gcloud against the emulator: every command that a user of Cloud TPU types, with its exit code and JSON.
+"""The real gcloud against the emulator: every command that a user of TPUs types, with its exit code and JSON.
 
 The table is that of the feasibility study; a short walk through it is in the default suite, all of it is `long`,
 because each command costs a second or two.
@@ -21,6 +21,7 @@ WORLD = """
 quotas = [{ chips = 8, zone = "us-west4-a" }]
 capacity = [{ chips = 0, zone = "us-south1-a" }]
 reservations = [{ name = "r1", zone = "us-east5-a", type = "v6e-*", chips = 32 }]
+clusters = [{ name = "c1", location = "us-central1-a" }, { name = "c2", location = "us-west4" }]
 [zones.us-west1-c]
 flex_start = false
 """
@@ -48,9 +49,9 @@ class Row(NamedTuple):
     says: str = ""
 
 
-def walk(gcloud: Gcloud, rows: list[Row]) -> None:
+def walk(gcloud: Gcloud, rows: list[Row], ask: Callable[[str], Said] | None = None) -> None:
     for row in rows:
-        said = gcloud.tpus(row.command)
+        said = (ask or gcloud.tpus)(row.command)
         shown = f"{row.command}: {said}"
         assert said.rc == row.rc, shown
         assert row.says in said.err, shown
@@ -205,6 +206,76 @@ def test_every_command_for_queued_resources(gcloud: Gcloud) -> None:
             ),
         ],
     )
+
+
+@pytest.mark.long
+def test_every_command_for_node_pools(cloud: GoogleCloud, gcloud: Gcloud) -> None:
+    v5e = "--cluster=c1 --zone=us-central1-a --machine-type=ct5lp-hightpu-4t"
+    flex = "--enable-autoscaling --min-nodes=0 --max-nodes=2 --flex-start --reservation-affinity=none"
+    walk(
+        gcloud,
+        [
+            Row("clusters list", lambda found: [each["location"] for each in found] == ["us-central1-a", "us-west4"]),
+            Row(
+                f"node-pools create np1 {v5e} --tpu-topology=4x4 --num-nodes=4 --spot --node-labels=job=j1",
+                lambda found: found[0]["name"] == "np1" and found[0]["status"] == "RUNNING",
+            ),
+            Row(
+                f"node-pools create np1 {v5e} --tpu-topology=4x4 --num-nodes=4 --async",
+                rc=1,
+                says="code=409, message=Already exists: projects/p1/zones/us-central1-a/clusters/c1/nodePools/np1.",
+            ),
+            Row(
+                f"node-pools create np2 {v5e} --tpu-topology=4x4 --num-nodes=3 --async",
+                rc=1,
+                says="code=400, message=Node count 3 is not a valid size of TPU pod slice with topology 4x4",
+            ),
+            Row(
+                f"node-pools create np3 {v5e} --tpu-topology=2x4 {flex} --async",
+                lambda operation: operation["targetLink"].endswith("/clusters/c1/nodePools/np3"),
+            ),
+            Row(
+                "node-pools list --cluster=c1 --zone=us-central1-a",
+                lambda found: (
+                    [(each["name"], each["status"]) for each in found] == [("np1", "RUNNING"), ("np3", "RUNNING")]
+                ),
+            ),
+            Row(
+                "node-pools describe np1 --cluster=c1 --zone=us-central1-a",
+                lambda pool: (
+                    pool["config"]["labels"] == {"job": "j1"}
+                    and (pool["config"]["machineType"], pool["config"]["spot"]) == ("ct5lp-hightpu-4t", True)
+                    and len(pool["config"]["oauthScopes"]) == 6
+                    and pool["management"] == {"autoRepair": True, "autoUpgrade": True}
+                    and (pool["initialNodeCount"], pool["placementPolicy"]) == (4, {"tpuTopology": "4x4"})
+                    and pool["upgradeSettings"]["maxSurge"] == 1
+                ),
+            ),
+            Row(
+                "node-pools describe np3 --cluster=c1 --zone=us-central1-a",
+                lambda pool: (
+                    (pool["autoscaling"]["enabled"], pool["autoscaling"]["maxNodeCount"]) == (True, 2)
+                    and pool["config"]["flexStart"] is True
+                    and pool["config"]["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+                ),
+            ),
+            Row("node-pools delete np1 --cluster=c1 --zone=us-central1-a", says="Deleted"),
+            Row(
+                "node-pools delete np1 --cluster=c1 --zone=us-central1-a --async",
+                rc=1,
+                says="code=404, message=Not found: projects/p1/zones/us-central1-a/clusters/c1/nodePools/np1.",
+            ),
+            Row(
+                "operations list",
+                lambda found: (
+                    sorted((each["operationType"], each["status"]) for each in found)
+                    == [("CREATE_NODE_POOL", "DONE"), ("CREATE_NODE_POOL", "DONE"), ("DELETE_NODE_POOL", "DONE")]
+                ),
+            ),
+        ],
+        gcloud.container,
+    )
+    assert cloud.happened("np1") == ["pool.PROVISIONING", "pool.RUNNING", "pool.STOPPING", "pool.gone"]
 
 
 @pytest.mark.long

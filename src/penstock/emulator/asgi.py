@@ -44,9 +44,17 @@ async def send_answer(answer: Answer, send: Send, *, head: bool) -> None:
     headers = {"content-length": str(len(answer.body)), **answer.headers}
     if answer.status in (204, 304):
         del headers["content-length"]
-    sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    sent = [(name.encode("latin-1"), _header(value)) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": sent})
     await send({"type": "http.response.body", "body": b"" if head else answer.body})
+
+
+def _header(value: str) -> bytes:
+    """What came in a header goes out as the same bytes; of what came in JSON, more than a header's letters as UTF-8."""
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError:
+        return value.encode()
 
 
 async def break_connection(scope: Scope, receive: Receive) -> None:

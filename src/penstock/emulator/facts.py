@@ -22,7 +22,6 @@ from penstock.emulator.gcs import GcsEmulator
 from penstock.emulator.google import TpuEmulator
 from penstock.emulator.http_words import Answer, Request, query_of
 from penstock.emulator.tpu_hosts import HostSpec, NoHosts
-from penstock.emulator.tpu_rest import PATH
 from penstock.emulator.tpu_world import World
 from penstock.emulator.vm_metadata import ROOT, Metadata
 
@@ -42,7 +41,7 @@ PROBED_HOST: Final = HostSpec(
     incarnation="1-1-0",
     accelerator_type="v5litepod-8",
     topology="2x4",
-    chips=4,
+    devices=4,
     spot=True,
     external_address=False,
     metadata={"startup-script": "echo"},
@@ -155,7 +154,7 @@ def check_on_emulator(fact: Fact) -> list[str]:
             told = asyncio.run(metadata.answer(method, target, headers, body))
             return Answer(told.status, told.text.encode())
         request = Request(method, parts.path, query_of(parts.query), {"host": "here", **headers}, body)
-        return asyncio.run(tpu.answer(request) if PATH.match(parts.path) else gcs.answer(request))
+        return asyncio.run(tpu.answer(request) if tpu.serves(parts.path) else gcs.answer(request))
 
     def pause(seconds: float) -> None:
         moment[0] += seconds
@@ -190,8 +189,9 @@ def _remember(answer: Answer | None, values: dict[str, str]) -> None:
     content = _json(answer.body) if answer is not None else None
     if not isinstance(content, dict):
         return
-    if "/operations/" in str(content.get("name", "")):
-        values["operation"] = "operations/" + content["name"].rpartition("/")[2]
+    name = str(content.get("name", "")).rpartition("/")[2]
+    if name.startswith("operation-"):
+        values["operation"] = f"operations/{name}"
     values["token"] = content.get("nextPageToken", values["token"])
     values["generation"] = str(content.get("generation", values["generation"]))
 

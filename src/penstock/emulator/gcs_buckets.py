@@ -22,6 +22,13 @@ from penstock.emulator.http_words import Refused, bad
 #: Rules for bucket names, shortened to what clients may really send.
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 NAME_BYTES_MAX: Final = 1024
+#: What the service keeps of an object and gives back as headers, by names in the JSON dialect.
+KEPT: Final = {
+    "cacheControl": "cache-control",
+    "contentDisposition": "content-disposition",
+    "contentEncoding": "content-encoding",
+    "contentLanguage": "content-language",
+}
 PAGE_MAX: Final = 1000
 
 
@@ -38,6 +45,8 @@ class Object(msgspec.Struct, frozen=True):
     metadata: Mapping[str, str]
     md5: str  #: base64; empty for what was composed of parts: the service gives none
     crc32c: str  #: base64
+    kept: Mapping[str, str] = {}  #: what `KEPT` names, by its JSON name
+    components: int = 0  #: of how many it was composed; 0: made by one request
 
     @property
     def etag(self) -> str:
@@ -143,7 +152,8 @@ class Buckets:
         *,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
-        composed: bool = False,
+        kept: Mapping[str, str] | None = None,
+        components: int = 0,
     ) -> Object:
         if not name or len(name.encode()) > NAME_BYTES_MAX or "\r" in name or "\n" in name or name in (".", ".."):
             raise bad(f"Invalid object name: {name[:80]!r}")
@@ -161,8 +171,10 @@ class Buckets:
             updated=now,
             content_type=content_type or "application/octet-stream",
             metadata=dict(metadata or {}),
-            md5="" if composed else base64.b64encode(digest).decode(),
+            md5="" if components else base64.b64encode(digest).decode(),
             crc32c=base64.b64encode(crc32c(data).to_bytes(4)).decode(),
+            kept=dict(kept or {}),
+            components=components,
         )
         if self._directory is None:
             held.data[name] = data
@@ -197,7 +209,13 @@ class Buckets:
         self.history.append(Change("delete", bucket, name, found.generation, ""))
 
     def patch(
-        self, bucket: str, name: str, conditions: Conditions, metadata: Mapping[str, str] | None, content_type: str
+        self,
+        bucket: str,
+        name: str,
+        conditions: Conditions,
+        metadata: Mapping[str, str] | None,
+        content_type: str,
+        kept: Mapping[str, str],
     ) -> Object:
         """Change what is said of an object: its metageneration rises, its generation stays."""
         found = self.get(bucket, name)
@@ -208,6 +226,7 @@ class Buckets:
             updated=self._now(),
             metadata=found.metadata if metadata is None else dict(metadata),
             content_type=content_type or found.content_type,
+            kept=kept,
         )
         if self._directory is not None:
             self._save(bucket, changed, self.read(bucket, name))

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from penstock.emulator.gcs_buckets import PAGE_MAX, Asked, Buckets, Conditions, Object
+from penstock.emulator.gcs_buckets import KEPT, PAGE_MAX, Asked, Buckets, Conditions, Object
 from penstock.emulator.gcs_media import check_digests, media
 from penstock.emulator.gcs_uploads import Progress, Uploads, Wanted
 from penstock.emulator.http_words import Answer, Refused, Request, as_json, bad, name_of, number, query_of, token_of
@@ -26,6 +26,8 @@ PREFIXES: Final = ("/storage/v1/", "/upload/storage/v1/", "/resumable/upload/", 
 _OBJECT: Final = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/(.+)")
 _UPLOAD: Final = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o")
 _BUCKET: Final = re.compile(r"/storage/v1/b/([^/]+)(?:/(o|storageLayout|iam))?")
+#: What would change a listing; passing it over would be a wrong answer. Old versions there are none of.
+_NOT_EMULATED: Final = ("filter", "includeTrailingDelimiter", "matchGlob", "softDeleted")
 _COPY: Final = re.compile(r"(.+)/(copyTo|rewriteTo)/b/([^/]+)/o/(.+)")
 
 
@@ -73,8 +75,16 @@ class JsonDialect:
                 raise bad("Required field: name")
             self._buckets.create(name)
             return as_json(self._about_bucket(request, name))
-        items = [self._about_bucket(request, name) for name in self._buckets.names()]
-        return as_json({"kind": "storage#buckets", "items": items})
+        query = request.query
+        after = name_of(query.get("pageToken", ""))
+        names = [each for each in self._buckets.names() if each > after and each.startswith(query.get("prefix", ""))]
+        most = number(query.get("maxResults"), "maxResults") or PAGE_MAX
+        found: dict[str, Any] = {"kind": "storage#buckets"}
+        if names:
+            found["items"] = [self._about_bucket(request, name) for name in names[:most]]
+        if len(names) > most:
+            found["nextPageToken"] = token_of(names[most - 1])
+        return as_json(found)
 
     def _bucket(self, request: Request, bucket: str, part: str | None) -> Answer:
         self._buckets.created(bucket)
@@ -113,6 +123,9 @@ class JsonDialect:
 
     def _list(self, request: Request, bucket: str) -> Answer:
         query = request.query
+        for name in _NOT_EMULATED:
+            if query.get(name, "false").lower() != "false":
+                raise Refused(501, "NotImplemented", "notImplemented", f"{name}: not emulated")
         most = number(query.get("maxResults"), "maxResults")
         asked = Asked(
             prefix=query.get("prefix", ""),
@@ -164,21 +177,25 @@ class JsonDialect:
             given = change["metadata"] or {}
             kept.update((key, value) for key, value in given.items() if value is not None)
             metadata = {key: value for key, value in kept.items() if given.get(key, "") is not None}
-        found = self._buckets.patch(bucket, name, conditions, metadata, change.get("contentType") or "")
+        kept = {**(self._buckets.get(bucket, name).kept if request.method == "PATCH" else {}), **_kept(change)}
+        kept = {key: value for key, value in kept.items() if change.get(key, "") is not None}
+        found = self._buckets.patch(bucket, name, conditions, metadata, change.get("contentType") or "", kept)
         return as_json(about(request, bucket, found))
 
     def _copy(self, request: Request, bucket: str, copied: re.Match[str]) -> Answer:
         name, verb, to_bucket, to_name = unquote(copied[1]), copied[2], unquote(copied[3]), unquote(copied[4])
         source = self._buckets.get(bucket, name, number(request.query.get("sourceGeneration"), "sourceGeneration"))
         self._buckets.check(bucket, name, conditions_of(request.query, "ifSource"))
+        described = _decoded(request.body)
         made = self._buckets.put(
             to_bucket,
             to_name,
             self._buckets.read(bucket, name),
             conditions_of(request.query),
-            content_type=source.content_type,
-            metadata=source.metadata,
-            composed=not source.md5,
+            content_type=described.get("contentType") or source.content_type,
+            metadata=described.get("metadata", source.metadata),
+            kept={**source.kept, **_kept(described)},
+            components=source.components,
         )
         resource = about(request, to_bucket, made)
         if verb == "copyTo":
@@ -191,19 +208,21 @@ class JsonDialect:
         sources = wish.get("sourceObjects") or ()
         if not 1 <= len(sources) <= 32:
             raise bad(f"sourceObjects: {len(sources)} objects, and from 1 to 32 can be composed")
-        pieces = []
+        found = []
         for source in sources:
-            generation = number(source.get("generation"), "generation")
-            pieces.append(self._buckets.read(bucket, self._buckets.get(bucket, source["name"], generation).name))
+            found.append(self._buckets.get(bucket, source["name"], _whole(source, "generation")))
+            wanted = _whole(source.get("objectPreconditions") or {}, "ifGenerationMatch")
+            self._buckets.check(bucket, source["name"], Conditions(wanted))
         described = wish.get("destination") or {}
         made = self._buckets.put(
             bucket,
             name,
-            b"".join(pieces),
+            b"".join(self._buckets.read(bucket, each.name) for each in found),
             conditions_of(request.query),
             content_type=described.get("contentType") or "",
             metadata=described.get("metadata"),
-            composed=True,
+            kept=_kept(described),
+            components=sum(each.components or 1 for each in found),
         )
         return as_json(about(request, bucket, made))
 
@@ -220,6 +239,7 @@ class JsonDialect:
             conditions_of(query),
             str(described.get("contentType") or request.headers.get("x-upload-content-type") or ""),
             described.get("metadata") or {},
+            _kept(described),
         )
         match query.get("uploadType"):
             case "media":
@@ -247,6 +267,7 @@ class JsonDialect:
             wanted.conditions,
             content_type=wanted.content_type,
             metadata=wanted.metadata,
+            kept=wanted.kept,
         )
         return as_json(about(request, wanted.bucket, made))
 
@@ -255,7 +276,7 @@ class JsonDialect:
             self._uploads.abandon(upload)
             return Answer(499)
         wanted = self._uploads.about(upload)
-        match self._uploads.take(upload, request.headers.get("content-range"), request.body):
+        match self._uploads.take(upload, request.headers, request.body):
             case Progress(_, Object() as made):
                 assert wanted is not None
                 return as_json(about(request, wanted.bucket, made))
@@ -322,7 +343,9 @@ def about(request: Request, bucket: str, found: Object) -> dict[str, Any]:
         resource["md5Hash"] = found.md5
     if found.metadata:
         resource["metadata"] = found.metadata
-    return resource
+    if found.components:
+        resource["componentCount"] = found.components
+    return {**resource, **found.kept}
 
 
 def conditions_of(query: Mapping[str, str], prefix: str = "if") -> Conditions:
@@ -350,6 +373,15 @@ def _described(request: Request) -> dict[str, Any]:
             return _decoded(request.body)
         case _:
             return {}
+
+
+def _whole(described: Mapping[str, Any], field: str) -> int | None:
+    """A 64-bit number in JSON: a text by the rules, and a number from Google's own client."""
+    return None if described.get(field) is None else number(str(described[field]), field)
+
+
+def _kept(described: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(described[name]) for name in KEPT if described.get(name)}
 
 
 def _check_described(described: Mapping[str, Any], data: bytes) -> None:

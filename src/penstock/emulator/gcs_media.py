@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 
 from penstock.emulator.crc32c import crc32c
-from penstock.emulator.gcs_buckets import Object
+from penstock.emulator.gcs_buckets import KEPT, Object
 from penstock.emulator.http_words import Answer, Refused, Request
 
 
@@ -21,11 +21,12 @@ def headers_of(found: Object) -> dict[str, str]:
         "x-goog-generation": str(found.generation),
         "x-goog-metageneration": str(found.metageneration),
         "x-goog-stored-content-length": str(found.size),
-        "x-goog-stored-content-encoding": "identity",
+        "x-goog-stored-content-encoding": found.kept.get("contentEncoding", "identity"),
         "x-goog-storage-class": "STANDARD",
         "x-goog-hash": hashes,
         "accept-ranges": "bytes",
         "content-type": found.content_type,
+        **{KEPT[name]: value for name, value in found.kept.items()},
         **{f"x-goog-meta-{name}": value for name, value in found.metadata.items()},
     }
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from penstock.emulator.gcs_buckets import ALWAYS, Buckets, Conditions, Object
+from penstock.emulator.gcs_media import check_digests
 from penstock.emulator.http_words import Refused, bad
 
 #: What is kept of a chunk that was cut is a multiple of this.
@@ -28,6 +29,7 @@ class Wanted(NamedTuple):
     conditions: Conditions
     content_type: str
     metadata: Mapping[str, str]
+    kept: Mapping[str, str]
 
 
 class Progress(NamedTuple):
@@ -69,18 +71,19 @@ class Uploads:
         self._resumable[upload] = _Resumable(wanted)
         return upload
 
-    def take(self, upload: str, content_range: str | None, body: bytes) -> Progress:
-        """Bytes that arrived, or with `bytes */…` a question how far it is."""
+    def take(self, upload: str, headers: Mapping[str, str], body: bytes) -> Progress:
+        """Bytes that arrived, or with `bytes */…` a question how far it is. The last may bring the whole's hash."""
         found = self._resumable.get(upload)
         if found is None:
             raise Refused(404, "NoSuchUpload", "notFound", "No such upload; begin again")
         if found.made is not None:
             return Progress(found.made.size, found.made)
-        begin, total = self._place(found, content_range, body)
+        begin, total = self._place(found, headers.get("content-range"), body)
         found.data[begin:] = body
         if total is None or len(found.data) < total:
             return Progress(len(found.data), None)
         wanted = found.wanted
+        check_digests(headers, bytes(found.data))
         found.made = self._buckets.put(
             wanted.bucket,
             wanted.name,
@@ -88,6 +91,7 @@ class Uploads:
             wanted.conditions,
             content_type=wanted.content_type,
             metadata=wanted.metadata,
+            kept=wanted.kept,
         )
         found.data.clear()
         return Progress(found.made.size, found.made)
@@ -140,7 +144,8 @@ class Uploads:
             conditions,
             content_type=wanted.content_type,
             metadata=wanted.metadata,
-            composed=True,
+            kept=wanted.kept,
+            components=len(numbers),
         )
         del self._in_parts[upload]
         return made

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from penstock.emulator.crc32c import crc32c
-from penstock.emulator.gcs_buckets import ALWAYS, PAGE_MAX, Asked, Buckets, Conditions, Object
+from penstock.emulator.gcs_buckets import ALWAYS, KEPT, PAGE_MAX, Asked, Buckets, Conditions, Object
 from penstock.emulator.gcs_media import check_digests, headers_of, media
 from penstock.emulator.gcs_uploads import Uploads, Wanted
 from penstock.emulator.http_words import Answer, Refused, Request, bad, name_of, number, token_of
@@ -57,6 +57,7 @@ class XmlDialect:
                     conditions,
                     content_type=request.headers.get("content-type", ""),
                     metadata=_metadata(request),
+                    kept=_kept(request),
                 )
                 return Answer(200, b"", _of_a_write(made))
             case "GET" | "HEAD":
@@ -132,7 +133,8 @@ class XmlDialect:
             conditions,
             content_type=source.content_type,
             metadata=source.metadata,
-            composed=not source.md5,
+            kept=source.kept,
+            components=source.components,
         )
         inner = f"<ETag>{_text(made.etag)}</ETag><LastModified>{_stamp(made.updated)}</LastModified>"
         return _xml("CopyObjectResult", inner, headers=_of_a_write(made))
@@ -143,7 +145,7 @@ class XmlDialect:
         match request.method:
             case "POST" if "uploads" in request.query:
                 content_type = request.headers.get("content-type", "")
-                wanted = Wanted(bucket, name, ALWAYS, content_type, _metadata(request))
+                wanted = Wanted(bucket, name, ALWAYS, content_type, _metadata(request), _kept(request))
                 begun = f"<UploadId>{self._uploads.begin_in_parts(wanted)}</UploadId>"
                 return _xml("InitiateMultipartUploadResult", named + begun, space=_UPLOAD_SPACE)
             case "PUT":
@@ -199,10 +201,14 @@ def _metadata(request: Request) -> dict[str, str]:
     return {name.removeprefix(_META): value for name, value in request.headers.items() if name.startswith(_META)}
 
 
+def _kept(request: Request) -> dict[str, str]:
+    return {name: request.headers[header] for name, header in KEPT.items() if header in request.headers}
+
+
 def _of_a_write(made: Object) -> dict[str, str]:
     headers = headers_of(made)
-    del headers["content-type"], headers["accept-ranges"]
-    return headers
+    about_bytes = {"content-type", "accept-ranges", *KEPT.values()}  # a write is answered with none of them
+    return {name: value for name, value in headers.items() if name not in about_bytes}
 
 
 def _crc_header(value: int) -> str:

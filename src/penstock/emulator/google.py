@@ -1,8 +1,10 @@
-"""Google's cloud as one ASGI application: Cloud TPU and Cloud Storage at one address, and a control address for tests.
+"""Google's cloud as one ASGI application: Cloud TPU, Kubernetes Engine and Cloud Storage at one address, and a control
+address for tests.
 
-`wiring.emulators` serves it for `tpu emulator`. Requests that name a project under /v1, /v2 or /v2alpha1 are Cloud
-TPU's, all others Cloud Storage's. Under `/_emulator/tpu/` tests read the true history, plant faults, let something
-happen or let time pass. It must not be reachable by others: it listens on 127.0.0.1 and asks nobody who they are.
+`wiring.emulators` serves it for `tpu emulator`. Requests that name clusters, or operations under /v1, are Kubernetes
+Engine's, others that name a project under /v1, /v2 or /v2alpha1 Cloud TPU's, all others Cloud Storage's. Under
+`/_emulator/tpu/` tests read the true history, plant faults, let something happen or let time pass. It must not be
+reachable by others: it listens on 127.0.0.1 and asks nobody who they are.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.emulator import gke_rest
 from penstock.emulator.asgi import (
     CONTROL,
     Receive,
@@ -26,6 +29,7 @@ from penstock.emulator.asgi import (
     until_gone,
 )
 from penstock.emulator.gcs import GcsEmulator
+from penstock.emulator.gke_service import Kubernetes
 from penstock.emulator.http_words import Answer, Request, as_json
 from penstock.emulator.timeline import Timeline
 from penstock.emulator.tpu_cloud import Cloud
@@ -50,7 +54,7 @@ class Advance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TpuEmulator:
-    """Cloud TPU. Everything is in this process; two of them share nothing."""
+    """Cloud TPU, and Kubernetes Engine in the same world. Everything is in this process; two of them share nothing."""
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class TpuEmulator:
         operations = Operations(self.timeline, random.Random(f"{world.seed}/operations"))
         self.faults = TpuFaults(world.faults, random.Random(f"{world.seed}/faults"))
         self._rest = Rest(Service(self.cloud, queue, operations, geography), self.faults, sleep)
+        self._gke = gke_rest.GkeRest(Kubernetes(world, self.timeline, geography, self.cloud.books))
 
     async def answer(self, request: Request) -> Answer | None:
         self.timeline.catch_up()
@@ -79,7 +84,13 @@ class TpuEmulator:
                 return self._control(request)
             except TpuRefusal as refusal:
                 return refusal.answer()
+        if gke_rest.PATH.match(request.path) is not None:
+            return self._gke.answer(request)
         return await self._rest.answer(request)
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        return path.startswith(TPU_CONTROL) or any(each.match(path) is not None for each in (PATH, gke_rest.PATH))
 
     async def _open_ways(self, ways: list[str]) -> Answer:
         for way in ways:
@@ -134,7 +145,7 @@ class TpuEmulator:
 
 
 class GoogleEmulator:
-    """The application: Cloud TPU and Cloud Storage."""
+    """The application: Cloud TPU, Kubernetes Engine and Cloud Storage."""
 
     def __init__(self, tpu: TpuEmulator, gcs: GcsEmulator) -> None:
         self._tpu = tpu
@@ -160,7 +171,7 @@ class GoogleEmulator:
             await send_answer(answer, send, head=request.method == "HEAD")
 
     async def _answer(self, request: Request) -> Answer | None:
-        if request.path.startswith(TPU_CONTROL) or PATH.match(request.path) is not None:
+        if self._tpu.serves(request.path):
             return await self._tpu.answer(request)
         if request.method == "GET" and (found := _PROJECT.fullmatch(request.path)):
             metadata = {"kind": "compute#metadata", "fingerprint": "cGVuc3RvY2s=", "items": []}

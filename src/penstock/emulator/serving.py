@@ -1,4 +1,4 @@
-"""Runs an emulator on a port of 127.0.0.1 until it is told to stop, and lets it break connections.
+"""Runs an emulator on a socket that is bound until it is told to stop, and lets it break connections.
 
 `wiring.emulators` calls it. A broken connection is what no ASGI application can ask for, so the protocol of the HTTP
 server puts a function for it into each request's scope.
@@ -26,22 +26,20 @@ class _Breakable(HttpToolsProtocol):
         scope["extensions"] = {CUT: self.transport.abort}
 
 
-def serve(application: Callable[..., Any], port: int, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` gets the address once connections are accepted. Port 0: any free one."""
+def serve(application: Callable[..., Any], listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` gets the address once connections are accepted."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        ready(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        config = uvicorn.Config(
-            application,
-            http=_Breakable,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+    listener.listen(128)
+    host, port = listener.getsockname()
+    ready(f"http://{host}:{port}")
+    config = uvicorn.Config(
+        application,
+        http=_Breakable,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

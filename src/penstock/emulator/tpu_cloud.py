@@ -373,7 +373,7 @@ class Cloud:
             incarnation=node.hosts[index].incarnation,
             accelerator_type=node.type,
             topology=node.accelerator.topology,
-            chips=node.accelerator.chips_per_host,
+            devices=node.accelerator.jax_devices // node.accelerator.hosts,
             spot=node.spot,
             external_address=bool(node.spec.get("networkConfig", {}).get("enableExternalIps", False)),
             metadata=node.spec.get("metadata", {}),
@@ -381,6 +381,7 @@ class Cloud:
             addresses=tuple(host.address for host in node.hosts),
             slice=node.slice,
             slices=node.slices,
+            disks=_disks(node, index),
             coordinator=self._coordinator(node),
         )
 
@@ -390,3 +391,10 @@ class Cloud:
             return ""
         first = [each for each in self.books.nodes.values() if each.queued == node.queued and each.slice == 0]
         return first[0].hosts[0].address if first else ""
+
+
+def _disks(node: Node, index: int) -> tuple[str, ...]:
+    """What a host has attached, in order: every disk that is not for other workers alone."""
+    disks = node.spec.get("dataDisks", ())
+    mine = [disk for disk in disks if str(index) in (disk.get("workerIds") or [str(index)])]
+    return tuple(disk.get("sourceDisk", "").rpartition("/")[2] for disk in mine)

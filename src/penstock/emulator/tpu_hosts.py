@@ -27,7 +27,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     accelerator_type: str
     topology: str
-    chips: int  #: of this host
+    devices: int  #: that JAX shows on this host: cores up to v3, chips from v4 on
     spot: bool
     external_address: bool
     metadata: Mapping[str, str]
@@ -35,6 +35,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]  #: of all hosts of the node, by index; this one has addresses[index]
     slice: int = 0  #: which node of a multislice
     slices: int = 1
+    disks: tuple[str, ...] = ()  #: names of what it has attached beside the one it boots from
     coordinator: str = ""  #: address of the first host of the first slice, where there are several
 
 

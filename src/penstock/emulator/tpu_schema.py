@@ -1,9 +1,9 @@
 """Which fields a request to the Cloud TPU API may have, by version; what Google's front end refuses before the service
 sees it.
 
-`tpu_service` checks every body here. The tables follow the generated clients of the Cloud SDK 528, so a field that
-only v2alpha1 has is refused in v2 as the real API would. Enums may come as names or numbers, as in protobuf's JSON, and
-are names afterwards. It knows nothing of what a field is for.
+`tpu_service` checks every body here, `gke_service` those of its own tables. The tables follow the generated clients of
+the Cloud SDK 528, so a field that only v2alpha1 has is refused in v2 as the real API would. Enums may come as names or
+numbers, as in protobuf's JSON, and are names afterwards. It knows nothing of what a field is for.
 """
 
 from __future__ import annotations
@@ -136,10 +136,11 @@ BODIES: Final[Mapping[tuple[str, str], dict[str, Kind]]] = {
 
 def checked(body: Any, what: str, version: str) -> dict[str, Any]:
     """The body with names of fields as the API shows them and without null; refused if a field is not known."""
-    return _message(body, BODIES[what, version], what)
+    return message(body, BODIES[what, version], what)
 
 
-def _message(value: Any, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+def message(value: Any, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The same for a message whose fields the caller knows."""
     if not isinstance(value, dict):
         raise _invalid(where, "a message", value)
     found: dict[str, Any] = {}
@@ -156,7 +157,7 @@ def _message(value: Any, fields: Mapping[str, Any], where: str) -> dict[str, Any
 def _value(value: Any, kind: Kind, where: str) -> Any:
     match kind:
         case dict():
-            return _message(value, kind, where)
+            return message(value, kind, where)
         case list():
             if not isinstance(value, list):
                 raise _invalid(where, "a list", value)

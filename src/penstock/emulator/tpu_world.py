@@ -53,6 +53,9 @@ class Delays(_Part, frozen=True):
     suspend: Seconds = 0.0  #: a queued resource in SUSPENDING
     maintenance: Seconds = 60.0  #: how long hosts are down
     maintenance_notice: Seconds = 0.0  #: between a maintenance event and the hosts going down
+    pool_pending: Seconds = 0.0  #: an operation on a node pool in PENDING
+    pool_create: Seconds = 0.0  #: and then in RUNNING
+    pool_delete: Seconds = 0.0
 
 
 class ZoneRule(_Part, frozen=True):
@@ -89,6 +92,14 @@ class Reservation(_Part, frozen=True):
     zone: str
     type: str
     chips: int
+
+
+class ClusterRule(_Part, frozen=True):
+    """A cluster of Kubernetes Engine, there from the start."""
+
+    name: str
+    location: str  #: a zone or a region
+    project: str = "p1"
 
 
 class Denied(_Part, frozen=True):
@@ -147,6 +158,7 @@ class World(_Part, frozen=True):
     capacity: tuple[Capacity, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reservations: tuple[Reservation, ...] = ()
+    clusters: tuple[ClusterRule, ...] = ()
     denied: tuple[Denied, ...] = ()
     create_calls_per_minute: int = 0  #: 0: any number
     retry_after_s: int | None = None  #: said when that many are exceeded

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from penstock.emulator.vm_names import NAME_SERVER
+
 _WRITABLE: Final = ("etc", "home", "mnt", "opt", "root", "srv", "tmp", "var")
 _PROGRAMS: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 #: What programs need of /etc: where libraries are, and whom to trust.
@@ -50,7 +52,8 @@ def make_disk(disk: Path, hostname: str, names: Mapping[str, str]) -> None:
     etc = disk / "etc"
     (etc / "hostname").write_text(hostname + "\n")
     (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for name, at in names.items()))
-    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
+    (etc / "resolv.conf").write_text(f"nameserver {NAME_SERVER}\n")
     (etc / "passwd").write_text(
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\nubuntu:x:1000:1000::/home/ubuntu:/bin/sh\n"
     )
@@ -89,8 +92,8 @@ def write_startup_script(disk: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def mounts(disk: Path) -> list[str]:
-    """bubblewrap's words for a machine on this disk."""
+def mounts(disk: Path, attached: Mapping[int, str]) -> list[str]:
+    """bubblewrap's words for a machine on this disk, with more block devices attached, by number: 0 is this disk."""
     words = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local"]
     for name in _PROGRAMS:
         path = Path("/") / name
@@ -106,4 +109,7 @@ def mounts(disk: Path) -> list[str]:
     for name in _OF_THE_MACHINE:
         if (Path("/etc") / name).exists():
             words += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-    return [*words, "--dev", "/dev", "--tmpfs", "/dev/shm", "--proc", "/proc", "--tmpfs", "/run"]
+    words += ["--dev", "/dev", "--tmpfs", "/dev/shm"]
+    for number, device in attached.items():
+        words += ["--dev-bind", device, f"/dev/disk/by-id/google-persistent-disk-{number}"]
+    return [*words, "--proc", "/proc", "--tmpfs", "/run"]

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.emulator.tpu_hosts import HostSpec, Notice
+from penstock.emulator.vm_block import BlockDevice, NoDevice
 from penstock.emulator.vm_disk import BOOT, OWN_NAME, let_in, make_disk, mounts, write_startup_script
 from penstock.emulator.vm_metadata import Metadata, serve_metadata
+from penstock.emulator.vm_names import NAME_PORT, NAME_SERVER, NameServer
 from penstock.emulator.vm_network import HostNetwork, NoNetwork
 
 METADATA_PORT: Final = 80
@@ -40,6 +42,16 @@ class Logins(NamedTuple):
     port: int
 
 
+class Outside(NamedTuple):
+    """What hosts find outside themselves: images of disks that nodes may attach, and addresses by name."""
+
+    disks: Mapping[str, Path] = {}
+    names: Mapping[str, str] = {}
+
+
+_NOTHING: Final = Outside()
+
+
 class _Machine:
     """One host: its disk stays while it is off."""
 
@@ -53,7 +65,7 @@ class _Machine:
 class VmHosts:
     """All hosts of an emulator. Made before the loop runs, used inside it."""
 
-    def __init__(self, directory: Path, logins: Logins | None = None) -> None:
+    def __init__(self, directory: Path, logins: Logins | None = None, outside: Outside = _NOTHING) -> None:
         if logins is not None and (shutil.which("sshd", path=_PATH) is None or shutil.which("ssh-keygen") is None):
             raise NoMachines("hosts can be logged in to only with sshd here; install openssh-server, or drop --ssh-key")
         if os.geteuid() != 0 or shutil.which("bwrap") is None or shutil.which("nsenter") is None:
@@ -62,6 +74,12 @@ class VmHosts:
             self._network = HostNetwork()
         except NoNetwork as error:
             raise NoMachines(f"{error}; add --no-vms for the API alone") from error
+        try:
+            self._devices = {name: BlockDevice(image) for name, image in outside.disks.items()}
+        except NoDevice as error:
+            raise NoMachines(f"{error}; leave --disk out") from error
+        self._names = outside.names
+        self._name_server: NameServer | None = None
         self._directory = directory
         self._logins = logins
         self._machines: dict[str, _Machine] = {}
@@ -77,10 +95,12 @@ class VmHosts:
         for removing in self._removing:
             removing.wait()
         self._network.close()
+        for device in self._devices.values():
+            device.close()
 
     async def open_way(self, address: str, port: int) -> None:
-        """Let hosts reach a server outside."""
-        await self._network.open_way(address, port)
+        """Let hosts reach a server outside, under its name too where it has one."""
+        await self._network.open_way(self._names.get(address, address), port)
 
     # --- what the cloud asks ---
 
@@ -153,6 +173,9 @@ class VmHosts:
             await serve_metadata(machine.metadata, reader, writer)
 
         await self._network.listen(address, METADATA_PORT, serve)
+        if self._name_server is None:
+            self._name_server = NameServer(self._names)
+            await self._network.answer_datagrams(NAME_SERVER, NAME_PORT, self._name_server)
         if self._logins is not None:
             await self._network.open_door(address, self._logins.port, SSH_PORT)
         if not machine.wanted or machine.process is not None:
@@ -167,16 +190,19 @@ class VmHosts:
             "PATH": _PATH,
             "GCE_METADATA_HOST": machine.metadata.address,
             "GCE_METADATA_IP": machine.metadata.address,
-            # There are no TPUs here: JAX shows as many devices as the host would have chips.
+            # There are no TPUs here: JAX shows as many devices as it would show of the host's chips.
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.chips}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.devices}",
+        }
+        attached = {
+            number: self._devices[name].path for number, name in enumerate(spec.disks, 1) if name in self._devices
         }
         argv = [
             "nsenter", f"--net=/proc/self/fd/{network}", "bwrap", "--die-with-parent", "--new-session",
             "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", _hostname(spec, spec.index),
             "--cap-add", "ALL", "--clearenv",
             *(word for name, value in environment.items() for word in ("--setenv", name, value)),
-            *mounts(machine.disk),
+            *mounts(machine.disk, attached),
             "--chdir", "/root", BOOT,
         ]  # fmt: skip
         return subprocess.Popen(

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 _CLONE_NEWNET: Final = 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _CHUNK: Final = 64 * 1024
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
@@ -38,6 +39,7 @@ class HostNetwork:
         self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._doors: dict[str, asyncio.Server] = {}  #: from this machine to a host, by its address
+        self._lines: list[asyncio.DatagramTransport] = []
         ready: Future[int] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name="host-network", daemon=True)
         self._thread.start()
@@ -46,8 +48,11 @@ class HostNetwork:
     def close(self) -> None:
         for server in (*self._servers.values(), *self._doors.values()):
             server.close()
+        for line in self._lines:
+            line.close()
         self._servers.clear()
         self._doors.clear()
+        self._lines.clear()
         self._asked.put(None)
         self._thread.join()
         os.close(self.descriptor)
@@ -63,6 +68,12 @@ class HostNetwork:
         server = self._servers.pop((address, port), None)
         if server is not None:
             server.close()
+
+    async def answer_datagrams(self, address: str, port: int, protocol: asyncio.DatagramProtocol) -> None:
+        """Answer datagrams at an address inside that need not be of the loopback."""
+        line = self._inside(lambda: _datagrams(address, port))
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: protocol, sock=line)
+        self._lines.append(transport)
 
     async def open_way(self, address: str, port: int) -> None:
         """Let hosts reach a server outside under its own address."""
@@ -127,6 +138,16 @@ def _new_network() -> int:
         _, flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, asked))
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _datagrams(address: str, port: int) -> socket.socket:
+    line = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for what, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
+        place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+        fcntl.ioctl(line, what, struct.pack("16s16s", b"lo:1", place))
+    line.bind((address, port))
+    line.setblocking(False)
+    return line
 
 
 def _listener(address: str, port: int) -> socket.socket:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 from penstock.domain.admission import BadInput
 from penstock.emulator.facts import Fact, check_on_emulator, known_facts
@@ -16,15 +18,19 @@ from penstock.emulator.http_words import Refused
 from penstock.emulator.serving import serve
 from penstock.emulator.tpu_hosts import Hosts, NoHosts
 from penstock.emulator.tpu_world import World, read_world
-from penstock.emulator.vm_hosts import Logins, NoMachines, VmHosts
+from penstock.emulator.vm_hosts import Logins, NoMachines, Outside, VmHosts
 from penstock.wiring.clock import SystemClock
+from penstock.wiring.ports import open_port
 
 Ready = Callable[[str], None]
+HERE: Final = "127.0.0.1"
 
 
 def run_gcs(buckets: Iterable[str], port: int, directory: Path | None, ready: Ready) -> None:
     """Emulate Cloud Storage until told to stop."""
-    serve(_gcs(buckets, directory), port, ready)
+    gcs = _gcs(buckets, directory)
+    with open_port(HERE, port) as listener:
+        serve(gcs, listener, ready)
 
 
 def run_google(
@@ -36,27 +42,43 @@ def run_google(
     machines: bool,
     ready: Ready,
     logins: tuple[Path, int] | None = None,
+    disks: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> None:
-    """Emulate Cloud TPU and Cloud Storage at one address until told to stop, with hosts that run or without.
+    """Emulate Cloud TPU, Kubernetes Engine and Cloud Storage at one address until told to stop, with hosts or without.
 
-    `logins` are a file of public keys and the port at which hosts can be logged in to with them.
+    `logins` are a file of public keys and the port at which hosts can be logged in to with them. `disks`
+    are files by the names under which nodes attach them, `names` IPv4 addresses that hosts can look up.
     """
     script, gcs = _world(world), _gcs(buckets, directory)
+    outside = Outside({name: Path(file) for name, file in (disks or {}).items()}, _addresses(names or {}))
     # The HTTP server passes the signal on once it has ended; dying of it would leave the hosts' disks behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with tempfile.TemporaryDirectory(prefix="penstock-hosts-", ignore_cleanup_errors=True) as disks:
-        hosts: Hosts = _machines(Path(disks), logins) if machines else NoHosts()
+    with (
+        open_port(HERE, port) as listener,
+        tempfile.TemporaryDirectory(prefix="penstock-hosts-", ignore_cleanup_errors=True) as roots,
+    ):
+        hosts: Hosts = _machines(Path(roots), logins, outside) if machines else NoHosts()
         try:
-            serve(GoogleEmulator(TpuEmulator(script, SystemClock().now, hosts), gcs), port, ready)
+            serve(GoogleEmulator(TpuEmulator(script, SystemClock().now, hosts), gcs), listener, ready)
         finally:
             hosts.close()
 
 
-def _machines(disks: Path, logins: tuple[Path, int] | None) -> VmHosts:
+def _machines(roots: Path, logins: tuple[Path, int] | None, outside: Outside) -> VmHosts:
     try:
-        return VmHosts(disks, Logins(logins[0].read_text(), logins[1]) if logins is not None else None)
+        return VmHosts(roots, Logins(logins[0].read_text(), logins[1]) if logins is not None else None, outside)
     except NoMachines as error:
         raise BadInput("hosts", "here", "cannot be run", str(error)) from error
+
+
+def _addresses(names: Mapping[str, str]) -> Mapping[str, str]:
+    for name, address in names.items():
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError as error:
+            raise BadInput(f"name {name}", address, "is no IPv4 address", "such as 127.0.0.1") from error
+    return names
 
 
 def facts() -> dict[str, Fact]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.emulator.tpu_world_by_hand import NODE, POD, SPOT, ByHand
+from penstock.domain.catalogue import all_accelerators, find
+from penstock.emulator.tpu_world import api_type
+from tests.unit.emulator.tpu_world_by_hand import NODE, POD, SPOT, ZONE, ByHand
+
+HOSTS_MAX = 64  #: hosts of a larger slice are the same, and a thousand of them only take time
+TYPES = [api_type(each) for each in all_accelerators() if "tpu_vm" in each.providers and each.hosts <= HOSTS_MAX]
 
 
 def test_hosts_are_started_stopped_and_discarded_with_their_node() -> None:
@@ -15,7 +20,7 @@ def test_hosts_are_started_stopped_and_discarded_with_their_node() -> None:
     assert world.states() == {"n1": "READY"}
     assert world.hosts.verbs() == ["start"] * 4
     specs = list(world.hosts.specs.values())
-    assert [(spec.index, spec.hosts, spec.chips) for spec in specs] == [(index, 4, 4) for index in range(4)]
+    assert [(spec.index, spec.hosts, spec.devices) for spec in specs] == [(index, 4, 4) for index in range(4)]
     assert {spec.metadata["startup-script"] for spec in specs} == {"echo"}
     assert specs[0].addresses == tuple(each["ipAddress"] for each in world.node("n1")["networkEndpoints"])
     world.call("DELETE", "nodes/n1")
@@ -23,6 +28,26 @@ def test_hosts_are_started_stopped_and_discarded_with_their_node() -> None:
     world.wait(6)
     assert world.states() == {}
     assert sorted(world.hosts.verbs()[4:]) == ["discard"] * 4 + ["stop"] * 4
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_hosts_of_every_type_show_the_catalogues_number_of_devices(kind: str) -> None:
+    world = ByHand(zones={ZONE: {"types": [kind]}})
+    world.create("n1", {**NODE, "acceleratorType": kind})
+    assert world.states() == {"n1": "READY"}
+    shown = [spec.devices for spec in world.hosts.specs.values()]
+    known = find(kind)
+    assert (len(shown), len(set(shown)), sum(shown)) == (known.hosts, 1, known.jax_devices)
+
+
+def test_jax_shows_the_cores_of_v2_and_v3_and_the_chips_of_the_others() -> None:
+    types = ["v2-8", "v3-8", "v3-32", "v4-8", "v5litepod-8", "v5p-8", "v6e-8"]
+    world = ByHand(zones={ZONE: {"types": types}})
+    for kind in types:
+        world.create(kind, {**NODE, "acceleratorType": kind})
+    assert set(world.states().values()) == {"READY"}
+    shown = {spec.node: spec.devices for spec in world.hosts.specs.values()}
+    assert shown == {"v2-8": 8, "v3-8": 8, "v3-32": 8, "v4-8": 4, "v5litepod-8": 8, "v5p-8": 4, "v6e-8": 8}
 
 
 def test_capacity_over_time_decides_who_gets_chips() -> None:
@@ -181,6 +206,20 @@ def test_metadata_and_labels_reach_the_hosts_when_they_change() -> None:
     world.call("PATCH", "nodes/n1?updateMask=metadata", {"metadata": {"k": "v"}})
     assert world.node("n1")["metadata"] == {"k": "v"}
     assert "describe {'k': 'v'}" in world.hosts.verbs()
+
+
+def test_disks_are_attached_to_the_workers_they_are_for_in_order() -> None:
+    world = ByHand()
+    place = "projects/p1/zones/z/disks"
+    disks = [
+        {"sourceDisk": f"{place}/all", "mode": "READ_ONLY"},
+        {"sourceDisk": f"{place}/second", "mode": "READ_ONLY", "workerIds": ["1"]},
+        {"sourceDisk": f"{place}/last", "mode": "READ_ONLY"},
+    ]
+    world.call("POST", "nodes?nodeId=n1", {**POD, "dataDisks": disks}, version="v2alpha1")
+    world.wait(1)
+    assert world.states() == {"n1": "READY"}
+    assert [spec.disks for spec in world.hosts.specs.values()][:2] == [("all", "last"), ("all", "second", "last")]
 
 
 def test_guest_attributes_are_those_of_the_workers_asked_for() -> None:
