@@ -3,12 +3,14 @@
 `loop`, `spool` and `launch` call through one `Link`. An answer is either decoded, or `Refused` (the server understood
 and says no), or `Silent` (it could not be reached, or could not answer now): only the second may be tried again as it
 is. Every call of the agent may be repeated, so a connection that the server closed while it rested is made anew without
-a word. It must not decide what to do about either.
+a word; and while the server's name cannot be looked up, the server is sought where it was. It must not decide what to
+do about either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from penstock.wire.problems import Problem
 
 T = TypeVar("T")
 CONNECT_S = 10.0
+LOOKUP_S = 5.0  #: where the address is known: resolvers ask a silent name server for ten seconds and more
 IDLE_MAX = 4  #: connections kept: a waiting sync, news, logs, an upload
 BYTES_S = 900.0  #: for one upload or download of many bytes
 BODY_MAX = 1 << 30
@@ -145,6 +148,7 @@ class Link:
         self._place = parts.netloc
         self._prefix = parts.path.rstrip("/")
         self._idle: deque[Connection] = deque()
+        self._address = ""  #: where the server was found last
         self.credential = credential
 
     @property
@@ -223,10 +227,24 @@ class Link:
             if connection.open:
                 return connection
             connection.close()
-        async with asyncio.timeout(CONNECT_S):
-            return Connection(
-                *await asyncio.open_connection(self._host, self._port, ssl=self._tls or None, limit=_READ_BYTES)
-            )
+        try:
+            async with asyncio.timeout(LOOKUP_S if self._address else CONNECT_S):
+                reader, writer = await self._open(self._host)
+        except (socket.gaierror, TimeoutError):
+            # A host whose name server is gone, or says nothing, must still be able to say so.
+            if not self._address:
+                raise
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await self._open(self._address)
+        if (peer := writer.get_extra_info("peername")) is not None:  # there is none when the server hung up at once
+            self._address = peer[0]
+        return Connection(reader, writer)
+
+    async def _open(self, where: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        name = self._host if self._tls else None
+        return await asyncio.open_connection(
+            where, self._port, ssl=self._tls or None, server_hostname=name, limit=_READ_BYTES
+        )
 
 
 def _size(path: Path) -> int:

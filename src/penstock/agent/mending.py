@@ -80,22 +80,26 @@ class Mending:
 
 def surroundings(host: Host, order: SolveOrder, came_at: float, attempts: frozenset[str]) -> Surroundings:
     """This host, as the checks see it."""
-    import sysconfig  # here, as few hosts are ever asked
+    import sys  # here, as few hosts are ever asked
+    import sysconfig
 
+    from penstock.agent.reinstalling import reinstaller
     from penstock.agent.surroundings import Surroundings
 
     clock = host.clock
+    ours_alone = order.ours_alone and bool(host.metadata)
     asked = (host.link.host_name, urlsplit(host.metadata).hostname or "")
     return Surroundings(
         state=host.state,
         cache=host.cache,
-        ours_alone=order.ours_alone and bool(host.metadata),
+        ours_alone=ours_alone,
         attempts=attempts,
         server_now=order.now,
         came_at=came_at,
         mounts=order.mounts,
         names=tuple(name for name in asked if name and not _is_address(name)),
         packages=(Path(sysconfig.get_paths()["purelib"]),),
+        reinstall=reinstaller(host, Path(sys.executable)) if ours_alone else None,
         now=clock.now,
         steady=clock.steady,
     )

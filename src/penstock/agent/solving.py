@@ -74,7 +74,7 @@ CHECKS: Final = (
         "jax",
         "jax, jaxlib and libtpu that do not fit each other, in the agent's Python and in every environment of a job",
         "the environment, what is installed, and what jax asks for",
-        "remove the environment, so that the next job's set-up makes it anew",
+        "remove the environment, so that the next job's set-up makes it anew; unpack the agent's own Python anew",
         safe=True,  # an environment that a process runs in is left alone
         look=solving_jax.look_at_jax,
     ),

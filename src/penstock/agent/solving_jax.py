@@ -2,7 +2,7 @@
 
 `solving` has it in its registry. What jax asks for is read from its own metadata, so that no table of versions grows
 old here. Nothing is imported: loading jax would take the devices. An environment that does not fit is removed unless
-something runs in it; the next job that wants it makes it anew.
+something runs in it; the next job that wants it makes it anew. The Python that came with the agent is unpacked anew.
 """
 
 from __future__ import annotations
@@ -36,10 +36,20 @@ def look_at_jax(around: Surroundings) -> Trouble | None:
     if not wrong:
         return None
     evidence = "; ".join(f"{place}: {said}" for place, said in wrong)
-    if len(wrong) > sum(place.is_relative_to(environments) for place, _ in wrong):
+    own = any(place in around.packages for place, _ in wrong)
+    if own and around.reinstall is None:
         return Trouble(evidence, "the agent's own Python does not fit: mend the server's environment and restart it")
-    named = ", ".join(home.name for home in homes)
-    return Trouble(evidence, f"remove environment {named}", lambda: _discard(environments, homes))
+    fixes = [f"remove environment {', '.join(home.name for home in homes)}"] if homes else []
+    fixes += ["unpack the agent's own Python anew from its bundle"] if own else []
+    return Trouble(evidence, "; ".join(fixes), lambda: _mend(around, environments, homes, own))
+
+
+def _mend(around: Surroundings, environments: Path, homes: list[Path], own: bool) -> None:
+    if own and around.attempts:
+        raise CannotFix("the agent's own Python is in use; it is put back when the job has ended")
+    if own and around.reinstall is not None:
+        around.reinstall()
+    _discard(environments, homes)
 
 
 def _discard(environments: Path, homes: list[Path]) -> None:

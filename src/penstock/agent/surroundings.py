@@ -61,6 +61,8 @@ class Surroundings:
     name_server: str = PLATFORM_ADDRESS
     systemd: Path = Path("/run/systemd/system")
     packages: tuple[Path, ...] = ()  #: where the agent's Python has its packages
+    #: Puts that Python back as it was packed; None where it is no bundle's.
+    reinstall: Callable[[], None] | None = None
     now: Callable[[], float] = _now
     steady: Callable[[], float] = time.monotonic
     set_clock: Callable[[float], None] = _set_clock

@@ -42,6 +42,7 @@ def mount(
     \b
     tpu mount big nfs:10.0.0.2:/export:/mnt/data
     tpu mount big gcs:my-bucket:/mnt/bucket          the image must have gcsfuse
+    tpu mount big disk:my-data:/mnt/data             read-only, one of --disk
     tpu mount big --rm /mnt/data                     new hosts no longer have it
     """
     wanted = [parsed(word) for word in mounts]
@@ -78,10 +79,11 @@ def _save(client: Client, pool: PoolView, mounts: tuple[Mount, ...]) -> None:
 
 def _mount_now(client: Client, pool: PoolView, mounts: list[Mount], ssh: str | None, user: str | None) -> list[str]:
     """Make mounts on the hosts that are ready; answers those where it did not work."""
-    from penstock.domain.mounts import mount_words
+    from penstock.domain.mounts import as_attached, mount_words
 
+    assert pool.cloud is not None
     script = "set -eu\n"
-    for each in mounts:
+    for each in as_attached(mounts, pool.cloud.disks):
         path = shlex.quote(each.path)
         script += f"mkdir -p {path}\nmountpoint -q {path} || {shlex.join(mount_words(each))}\n"
     ready = [each for each in client.slices() if each.pool == pool.name and each.state == "ready"]

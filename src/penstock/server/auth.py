@@ -103,6 +103,12 @@ def joins(key: bytes, slice: str, authorization: str | None) -> bool:
     return join_token_fits(key, slice, _bearer(authorization))
 
 
+def belongs(key: bytes, slice: str, authorization: str | None) -> bool:
+    """Whether a request comes from a host of a slice, before it has joined or after."""
+    host = host_of(key, _bearer(authorization))
+    return host.slice == slice if host is not None else joins(key, slice, authorization)
+
+
 def host_credential(key: bytes, host: AgentHost) -> str:
     """What one host in one life calls with. The incarnation is inside, as hex: it may be any text."""
     life = host.incarnation.encode().hex()

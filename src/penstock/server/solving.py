@@ -19,6 +19,7 @@ from penstock.controller.jobs import NotFound
 from penstock.controller.verbs import Outdated
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
+from penstock.domain.mounts import as_attached
 from penstock.domain.nouns import Principal, Role, Slice
 from penstock.ports.capacity import CapacityError
 from penstock.ports.store import StoreError
@@ -153,13 +154,14 @@ class Solvers:
         run, clock = self._live[slice], self._service.clock
         run.hosts[host].given_at = clock.steady()
         pool = self._service.controller.snapshot.pools.get(run.slice.pool)
-        # As the pool says now: it may have been changed since the slice was made.
-        wish = pool.cloud if pool is not None and not pool.deleted else run.slice.cloud
+        made = run.slice.cloud
+        # As the pool says now: it may have been changed since the slice was made. Disks are as they were attached then.
+        wish = pool.cloud if pool is not None and not pool.deleted else made
         return SolveOrder(
             run=run.id,
             dry_run=run.dry_run,
             now=clock.now(),
-            mounts=wish.mounts if wish is not None else (),
+            mounts=as_attached(wish.mounts, made.disks if made is not None else ()) if wish is not None else (),
             ours_alone=run.slice.provider != "local" and pool is not None and not pool.adopted,
         )
 

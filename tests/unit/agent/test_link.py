@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typing_extensions import override
 
+from penstock.agent import link as link_module
 from penstock.agent.checkpoints import TooSilent, patiently
 from penstock.agent.link import Coming, Link, Refused, Silent
 from penstock.wire.problems import problem
@@ -193,5 +197,82 @@ def test_whoever_waits_for_it_is_not_impatient_while_it_is_on_its_way() -> None:
             await patiently(call, within_s=-1.0)
         answers.extend(Coming("at work") for _ in range(3))
         assert await patiently(call, within_s=-1.0) == "here"
+
+    asyncio.run(story())
+
+
+def test_a_server_whose_name_is_gone_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(ok(b"1", more="Connection: close\r\n"), ok(b"2"))
+    asked: list[str] = []
+    known = socket.getaddrinfo
+
+    def looked_up(host: str, *words: Any, **more: Any) -> Any:
+        asked.append(host)
+        if host == "penstock.example" and len(asked) > 1:
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return known("127.0.0.1" if host == "penstock.example" else host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+
+    async def story() -> None:
+        server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
+        asked.clear()
+        port = server.sockets[0].getsockname()[1]
+        link = Link(f"http://penstock.example:{port}")
+        assert await link.call("GET", "/a") == b"1"
+        assert await link.call("GET", "/b") == b"2"
+        assert asked[:2] == ["penstock.example"] * 2
+        assert f"Host: penstock.example:{port}" in wire.heads[1], "it is called by its name all the same"
+        link.close()
+        with pytest.raises(Silent, match="name resolution"):
+            await Link(f"http://penstock.example:{port}").call("GET", "/c")  # one that never knew where it is
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_name_server_that_says_nothing_holds_up_no_server_that_was_found_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resolver asks for ten seconds and more before it gives up: a connection may not take that long."""
+    wire = Wire(ok(b"1", more="Connection: close\r\n"), ok(b"2"))
+    known, silent, over = socket.getaddrinfo, threading.Event(), threading.Event()
+
+    def looked_up(host: str, *words: Any, **more: Any) -> Any:
+        if host == "penstock.example" and silent.is_set():
+            over.wait(60.0)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return known("127.0.0.1" if host == "penstock.example" else host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(link_module, "LOOKUP_S", 0.1)
+
+    async def story() -> None:
+        server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
+        link = Link(f"http://penstock.example:{server.sockets[0].getsockname()[1]}")
+        assert await link.call("GET", "/a") == b"1"
+        silent.set()
+        try:
+            assert await link.call("GET", "/b") == b"2"
+        finally:
+            over.set()
+        link.close()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_connection_whose_other_end_is_gone_already_is_a_silence_and_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that ends just then: the kernel knows no peer of the connection any more."""
+    monkeypatch.setattr(asyncio.StreamWriter, "get_extra_info", lambda *_: None)
+    wire = Wire(b"")
+
+    async def story() -> None:
+        server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
+        with pytest.raises(Silent):
+            await Link(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").call("GET", "/a")
+        server.close()
 
     asyncio.run(story())

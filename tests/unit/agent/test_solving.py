@@ -315,6 +315,25 @@ def test_the_agents_own_python_cannot_be_mended_here(place: dict[str, Any], tmp_
     assert "without libtpu, and this host has TPUs" in found("jax", {**place, "packages": (site,)}).evidence
 
 
+def test_the_agents_own_python_is_put_back_from_its_bundle_once_no_job_uses_it(
+    place: dict[str, Any], tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    install(site, "jax", "0.8.1", *JAX_WANTS)
+    install(site, "jaxlib", "0.7.0")
+    bad = place["cache"] / "environments/bad"
+    shutil.copytree(site, bad / "venv/lib/python3.11/site-packages")
+    (bad / "ready").touch()
+    host = {**place, "packages": (site,), "reinstall": lambda: shutil.rmtree(site)}
+    seen = found("jax", host, dry_run=True)
+    assert seen.fix == "remove environment bad; unpack the agent's own Python anew from its bundle"
+    assert site.exists()
+    kept = found("jax", {**host, "attempts": frozenset({"a1"})}, busy=True)
+    assert (kept.verdict, "is in use" in kept.evidence, site.exists(), bad.exists()) == ("unfixed", True, True, True)
+    assert found("jax", host).verdict == "fixed"
+    assert (site.exists(), bad.exists()) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("version", "rules", "fit"),
     [

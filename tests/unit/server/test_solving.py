@@ -114,7 +114,7 @@ def test_an_order_says_what_the_pool_says_now(tmp_path: Path) -> None:
         host = await made.ready()
         pool = await made.store.read(lambda reader: reader.pool("small"))
         assert pool is not None
-        mounts = (Mount("nfs", "10.0.0.2:/x", "/mnt/x"),)
+        mounts = (Mount("nfs", "10.0.0.2:/x", "/mnt/x"), Mount("disk", "d", "/mnt/d"))
         await made.controller.commands.put_pool(msgspec.structs.replace(pool, cloud=CloudWish(mounts=mounts)))
 
         async def known() -> bool:
