@@ -51,6 +51,42 @@ async def test_a_dry_zone_delays_no_other(stage: Stage) -> None:
     assert len(stage.calls_made("create", "ok")) == 6
 
 
+@journey(proves=("L4",))
+async def test_places_stay_with_their_fleet_through_loss_resize_and_restart(stage: Stage) -> None:
+    """Two fleets in one zone. What is lost while the zone is dry comes back in its own place, also when the other fleet
+    grows meanwhile and the controller is killed; and the highest places go first."""
+    usual = ZoneModel(ready_s=(30.0, 30.0))
+    stage.cloud.set_zone("zone-a", usual)
+
+    def in_place(pool: str) -> dict[str, str]:
+        return {one.title: one.id for one in stage.slices(SliceState.READY) if one.pool == pool}
+
+    async def resized(name: str, count: int, ready: int) -> None:
+        await stage.pool(name, zones=("zone-a",), per_zone=count, max=count, spot=False)
+        await stage.until(lambda: len(stage.slices(SliceState.READY)) == ready, 300.0, f"{count} in {name}")
+
+    await resized("zoo", 3, 3)
+    await resized("ark", 2, 5)
+    before = in_place("zoo")
+    assert set(before) == {f"tpu-zone-a-{number}" for number in (0, 1, 2)}
+    assert set(in_place("ark")) == {f"tpu-zone-a-{number}" for number in (3, 4)}
+    stage.cloud.set_zone("zone-a", ZoneModel(chips=0))
+    lost = before["tpu-zone-a-1"]
+    await stage.insist(lambda each: each.replace_slice(lost, "ada wants another", now=True))
+    await stage.until_gone(lost)
+    await stage.pool("ark", zones=("zone-a",), per_zone=3, max=3, spot=False)
+    await stage.sleep(60.0)
+    stage.kill("a")
+    stage.cloud.set_zone("zone-a", usual)
+    await stage.insist(lambda each: each.recreate("ark"))
+    await stage.until(lambda: len(stage.slices(SliceState.READY)) == 6, 900.0, "both whole")
+    after = in_place("zoo")
+    assert {title for title in before if before[title] != after[title]} == {"tpu-zone-a-1"}
+    assert set(in_place("ark")) == {f"tpu-zone-a-{number}" for number in (3, 4, 5)}
+    await resized("zoo", 1, 4)
+    assert in_place("zoo") == {"tpu-zone-a-0": before["tpu-zone-a-0"]}
+
+
 @journey()
 async def test_nothing_is_made_for_a_pool_that_holds_what_was_adopted(stage: Stage) -> None:
     await stage.pool("mine", adopted=True, idle_s=10.0)

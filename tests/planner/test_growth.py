@@ -10,7 +10,7 @@ from penstock.domain import limits
 from penstock.domain.nouns import Quota, Team, Zone
 from penstock.planner.actions import Intend, Want
 from penstock.planner.scaling import grow, settle
-from penstock.planner.snapshot import Snapshot, Witness
+from penstock.planner.snapshot import Mute, Snapshot, Witness
 from tests.planner.live import (
     CREATING,
     INTENDED,
@@ -84,6 +84,10 @@ def test_a_zone_in_back_off_is_explained_by_what_its_provider_said() -> None:
     _, reasons = grow(snapshot, NOW, [want()])
     assert reasons["j"].sentence == "zone a of pool p refused lately: v4-8 is not sold here; the next try is in 50 s"
     assert reasons["j"].advice == "give pool p more zones"
+    back_off(snapshot, "a", 50.0, why="Type 'v4-8' is not here (or it may not exist).")
+    _, reasons = grow(snapshot, NOW, [want()])
+    said = "zone a of pool p refused lately: Type 'v4-8' is not here (or it may not exist); the next try is in 50 s"
+    assert reasons["j"].sentence == said
     snapshot = world()
     for zone in "abc":
         back_off(snapshot, zone, 50.0)
@@ -232,6 +236,16 @@ def test_no_more_is_intended_than_can_be_asked_for_soon() -> None:
     assert Counter(asked)[("b",)] == limits.INTENTS_PER_ZONE, "a zone that is behind holds up no other"
 
 
+def test_jobs_that_wait_for_a_fleet_ask_for_nothing_beside_its_places() -> None:
+    """More than it may line up is not intended yet; a job that wants one of those must not make one without a place."""
+    snapshot = world(pool_with(zones=("a",), per_zone=200, max=200))
+    for number in range(limits.INTENTS_PER_ZONE):
+        add_slice(snapshot, f"i{number}", number=number, **INTENDED)
+    intents, reasons = grow(snapshot, NOW, [want(f"j{number}") for number in range(limits.INTENTS_PER_ZONE + 1)])
+    assert intents == []
+    assert {reason.code for reason in reasons.values()} == {"creating_slices"}
+
+
 @pytest.mark.parametrize(
     ("case", "code"),
     [
@@ -272,3 +286,36 @@ def test_waiting_for_a_back_off_is_told_before_a_limit() -> None:
     snapshot.put_pool(pool_with(name="spare", zones=("b",)))
     back_off(snapshot, "b", 7.0)
     assert grow(snapshot, NOW, [want(pools=("p", "spare"))])[1]["j"].code == "zone_backoff"
+
+
+@pytest.mark.parametrize(
+    ("mute", "told"),
+    [
+        (Mute(seconds=42.0), "the API of zone a has not answered for 42 s"),
+        (
+            Mute(seconds=42.0, said="no such right", denied=True),
+            "the API of zone a has refused for 42 s: no such right",
+        ),
+    ],
+)
+def test_zones_that_cannot_be_seen_are_passed_over_and_told_of(mute: Mute, told: str) -> None:
+    snapshot = world(pool_with(zones=("a", "b")))
+    snapshot.witness = Witness(mute={("fake", "a"): mute})
+    (intent,), _ = grow(snapshot, NOW, [want()])
+    assert intent.zones == ("b",)
+    snapshot.witness = Witness(mute={("fake", "a"): mute, ("fake", "b"): Mute(seconds=1.0, denied=True)})
+    intents, reasons = grow(snapshot, NOW, [want()])
+    assert (intents, reasons["j"].code) == ([], "zone_mute")
+    assert told in reasons["j"].sentence
+    assert "and so it is in 1 more" in reasons["j"].sentence
+    assert reasons["j"].advice
+
+
+def test_what_waits_in_a_zone_that_cannot_be_seen_is_slow() -> None:
+    """It was perhaps asked for by an earlier server, and is not asked for again there: another zone is."""
+    snapshot = world()
+    add_slice(snapshot, "s1", **INTENDED)
+    snapshot.witness = Witness(mute={("fake", "a"): Mute(seconds=limits.SLOW_UNKNOWN_S - 1)})
+    assert second_tries(snapshot) == []
+    snapshot.witness = Witness(mute={("fake", "a"): Mute(seconds=limits.SLOW_UNKNOWN_S)})
+    assert second_tries(snapshot) == [("s1", ("b",))]

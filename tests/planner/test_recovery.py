@@ -242,7 +242,7 @@ def test_a_peer_that_crashed_is_not_blamed_for_a_silent_host(gang: Snapshot) -> 
     [
         (IDLE_SILENCE_S, False, []),
         (IDLE_SILENCE_S + 1, False, [Ask("s", "silent for 46 s")]),
-        (IDLE_SILENCE_S + 1, True, [Release("s", "silent, and the provider knows nothing of it")]),
+        (IDLE_SILENCE_S + 1, True, [Release("s", "silent, and the provider knows nothing of it", vanished=True)]),
         (AGENT_DEAD_S + 1, False, [Release("s", "its agents have been silent for 121 s")]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.domain import limits
@@ -10,7 +11,8 @@ from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Quota, Team, Zone
 from penstock.planner.actions import Action, Ask, Bury, Create, Delete, Drain, Intend, Release
 from penstock.planner.scaling import settle
-from penstock.planner.snapshot import Snapshot, Witness
+from penstock.planner.slices import leaving
+from penstock.planner.snapshot import Mute, Snapshot, Witness
 from tests.planner.live import (
     CREATING,
     INTENDED,
@@ -23,6 +25,10 @@ from tests.planner.live import (
     pool_with,
     world,
 )
+
+DENIED = {("fake", "a"): Mute(seconds=4.0, said="no", denied=True)}
+HUNG = {("fake", "a"): Mute(seconds=20.0)}
+NEVER_MADE = "nothing was ever made of it: no create of it was sent that was not refused"
 
 
 def settled(snapshot: Snapshot, *keep: str) -> list[Action]:
@@ -58,6 +64,20 @@ def test_an_intended_slice_goes_elsewhere_when_its_zone_turned_dry() -> None:
     add_slice(snapshot, "s", **INTENDED)
     back_off(snapshot, "a", limits.ZONE_BACKOFF_FIRST_S + 1)
     assert released(snapshot) == ["s"]
+
+
+@pytest.mark.parametrize("mute", [DENIED, HUNG])
+def test_nothing_is_asked_for_where_nothing_can_be_seen(mute: dict[tuple[str, str], Mute]) -> None:
+    """What may have been made already is waited for; what surely was not is let go, and its zone chosen anew."""
+    snapshot = world(pool_with(min=1, max=2, zones=("a",)))
+    snapshot.witness = Witness(mute=mute)
+    assert settled(snapshot) == []
+    add_slice(snapshot, "s", **INTENDED)
+    assert settled(snapshot) == []
+    snapshot.witness = Witness(mute=mute, unmade={"s"})
+    assert released(snapshot) == ["s"]
+    snapshot.witness = Witness(unmade={"s"})
+    assert settled(snapshot) == [Create("s")]
 
 
 @pytest.mark.parametrize("state", [INTENDED, CREATING])
@@ -111,14 +131,17 @@ def test_a_zone_is_blamed_for_an_intent_only_if_it_was_asked(tried: bool) -> Non
     assert action.useless is tried
 
 
-def test_a_slice_whose_agents_do_not_join_is_given_up() -> None:
-    snapshot = world()
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_slice_whose_agents_do_not_join_is_given_up(adopted: bool) -> None:
+    """That a person could not set up what was adopted says nothing of its zone."""
+    snapshot = world(pool_with(adopted=adopted))
     add_slice(snapshot, "s", **CREATING)
     change_slice(snapshot, "s", provider_state="READY")
     snapshot.witness = Witness(unjoined={"s": limits.JOIN_TIMEOUT_S - 1})
     assert settled(snapshot) == []
     snapshot.witness.unjoined["s"] += 1
-    assert released(snapshot) == ["s"]
+    (action,) = settled(snapshot)
+    assert action == Release("s", "its agents did not all join within 300 s", useless=not adopted)
 
 
 def test_a_creating_slice_is_waited_for() -> None:
@@ -179,6 +202,10 @@ def test_a_slice_of_an_unknown_pool_is_let_go() -> None:
             [Bury("s", ("absent from complete listings 60 s apart", "a direct get found nothing"))],
         ),
         (Witness(denied={"s"}, deletes={"s": 1.0}), []),
+        (Witness(unmade={"s"}), [Bury("s", (NEVER_MADE,))]),
+        (Witness(unmade={"s"}, mute=DENIED), [Bury("s", (NEVER_MADE,))]),
+        (Witness(unmade={"s"}, busy={"s"}), []),
+        (Witness(mute=DENIED), [Delete("s")]),
     ],
 )
 def test_a_deleting_slice_is_deleted_until_its_absence_is_proven(witness: Witness, expected: list[Action]) -> None:
@@ -198,6 +225,29 @@ def test_a_slice_that_vanished_is_asked_about_and_then_released(state: dict[str,
     assert settled(snapshot) == [Ask("s", "absent from listings")]
     snapshot.witness = Witness(absent={"s": 60.0}, denied={"s"})
     assert released(snapshot) == ["s"]
+
+
+@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("changes", [{"dirty": True}, {"state": SliceState.DRAINING}, dict[str, object]()])
+def test_what_its_provider_denies_was_not_let_go_by_us(changes: dict[str, object], missing: bool) -> None:
+    """Whoever commits the release then counts it as a loss."""
+    snapshot = world()
+    add_slice(snapshot, "s", **changes)
+    snapshot.witness = Witness(missing={"s"} if missing else set())
+    if not changes and missing:
+        snapshot.witness = Witness(absent={"s": 60.0}, missing={"s"}, denied={"s"})
+    found = [action.vanished for action in settled(snapshot) if isinstance(action, Release)]
+    assert found == ([missing] if changes or missing else [])
+
+
+@pytest.mark.parametrize("resting", ["spot", "reserved"])
+def test_only_the_back_off_of_its_own_kind_holds_an_intended_slice(resting: str) -> None:
+    """Its pool may have been changed to another kind since."""
+    snapshot = world(pool_with(cloud=CloudWish(kind="flex-start")))
+    add_slice(snapshot, "s", cloud=CloudWish(kind="reserved"), **INTENDED)
+    dry = Zone(provider="fake", zone="a", accelerator="v4-8", spot=resting == "spot", kind=resting)
+    snapshot.put_zone(msgspec.structs.replace(dry, backoff_until=NOW + 5.0))
+    assert settled(snapshot) == ([] if resting == "reserved" else [Create("s")])
 
 
 def test_an_intended_slice_may_be_absent() -> None:
@@ -320,22 +370,68 @@ def test_a_fleet_has_its_count_in_each_zone() -> None:
     ]
 
 
-def test_a_place_in_a_fleet_is_taken_over_and_never_shared() -> None:
-    snapshot = world(pool_with(per_zone=3))
-    snapshot.put_pool(pool_with(name="q", per_zone=2, zones=("a",)))
+def intended(snapshot: Snapshot) -> list[tuple[str, tuple[str, ...], int | None]]:
+    return [(one.pool, one.zones, one.number) for one in settled(snapshot) if isinstance(one, Intend)]
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["", "made by an earlier release"])
+def test_a_place_in_a_fleet_is_taken_over_and_never_shared(written: bool) -> None:
+    snapshot = world(pool_with(per_zone=3, places=((0, 1, 2),) * 3 if written else ()))
+    second = pool_with(name="q", per_zone=2, zones=("a",), places=((3, 4),) if written else ())
+    snapshot.put_pool(second)
     add_slice(snapshot, "s0", zone="a", number=0)
     add_slice(snapshot, "s1", zone="a", number=1, state=SliceState.PREEMPTED)
     add_slice(snapshot, "s2", zone="a", number=2)
     add_slice(snapshot, "s3", zone="b", number=1)
     back_off(snapshot, "c", 100.0)
-    asked = [action for action in settled(snapshot) if isinstance(action, Intend)]
-    assert [(one.pool, one.zones, one.number) for one in asked] == [
+    assert intended(snapshot) == [
         ("p", ("a",), 1),
         ("p", ("b",), 0),
         ("p", ("b",), 2),
         ("q", ("a",), 3),
         ("q", ("a",), 4),
     ]
+
+
+def test_a_place_stays_its_fleets_while_nobody_is_in_it() -> None:
+    """The slice that was in place 1 is gone altogether: what another fleet asks for first must not get its name."""
+    snapshot = world(pool_with(name="z", zones=("a",), per_zone=2, places=((0, 1),)))
+    snapshot.put_pool(pool_with(name="b", zones=("a",), per_zone=2, places=((2, 3),)))
+    add_slice(snapshot, "s0", pool="z", number=0)
+    add_slice(snapshot, "s2", pool="b", number=2)
+    assert intended(snapshot) == [("b", ("a",), 3), ("z", ("a",), 1)]
+
+
+def test_a_fleet_made_smaller_loses_its_highest_places_whoever_is_in_them() -> None:
+    snapshot = world(pool_with(zones=("a",), per_zone=2, max=2, places=((0, 1),)))
+    add_slice(snapshot, "old", number=0, idle_since=NOW - 9)
+    add_running(snapshot, "x", ("busy",))
+    change_slice(snapshot, "busy", number=2)
+    add_slice(snapshot, "new", number=3)
+    add_slice(snapshot, "wish", number=4, **INTENDED)
+    add_slice(snapshot, "on its way", number=5, **CREATING)
+    why = "fleet p was made smaller"
+    assert [action for action in settled(snapshot) if not isinstance(action, Intend)] == [
+        Drain("busy", why),
+        Release("new", why),
+        Release("on its way", why),
+        Release("wish", why),
+    ]
+
+
+def test_of_two_in_one_place_one_stays() -> None:
+    snapshot = world(pool_with(zones=("a",), per_zone=2, max=2, places=((0, 1),)))
+    add_slice(snapshot, "s0", number=0)
+    add_slice(snapshot, "s1", number=0, **CREATING)
+    assert settled(snapshot) == [Release("s1", "pool p has more than 2 in a")]
+    change_slice(snapshot, "s1", state=SliceState.DRAINING, attempt="x")
+    assert settled(snapshot) == [], "the maximum leaves no room before it is gone"
+
+
+def test_no_job_starts_in_a_place_that_its_fleet_no_longer_has() -> None:
+    snapshot = world(pool_with(zones=("a",), per_zone=1, max=1, places=((0,),)))
+    kept, left = add_slice(snapshot, "s0", number=0), add_slice(snapshot, "s1", number=1)
+    assert (leaving(snapshot, kept), leaving(snapshot, left)) == (None, "fleet p was made smaller")
 
 
 def test_a_full_fleet_is_left_alone_however_idle() -> None:

@@ -7,6 +7,7 @@ read from the emulator's own books.
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,8 +159,10 @@ def test_two_who_adopt_at_once_make_one_slice(owner: Owner) -> None:
     codes = sorted(each.returncode for each in both)
     assert codes in ([0, 0], [0, 6]), said
     assert not any("Traceback" in one for one in said)
-    until(lambda: len(owner.slices("wanted")) == 1, READY_S)  # what each began and gave up for the other's goes first
     (slice,) = owner.slices("wanted")
+    happened = [json.loads(line) for line in owner.run("events", "--json").splitlines()]
+    made = [each["id"] for each in happened if each["kind"] == "slice.intended" and each["body"]["pool"] == "wanted"]
+    assert made == [slice["id"]], "none was begun and given up for the other's"
     assert slice["state"] == "ready"
     assert owner.node("wanted")["labels"]["penstock-slice"] == slice["id"]
     owner.run("pools", "rm", "wanted")
@@ -195,6 +198,10 @@ def test_those_who_may_not_adopt_change_nothing(owner: Owner, tmp_path: Path) ->
     told = owner.run("adopt", "foreign", "--zone", ONE, "--ssh", stranger.command, code=1)
     assert "Permission denied" in told
     assert "`tpu pools rm foreign` lets it go" in told
+    assert "adopt it again within 5m00s" in told
+    (begun,) = [each for each in owner.slices("foreign") if each["state"] == "creating"]
+    assert "ssh could not enter it: " in begun["arriving"]
+    assert "Permission denied" in owner.run("slices")
     assert "foreign is ready" in owner.run("adopt", "foreign", "--zone", ONE), "with the right key it goes on"
     owner.run("pools", "rm", "foreign")
     owner.free("foreign")

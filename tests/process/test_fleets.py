@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.process.broken_host import image
 from tests.process.machine import until
 from tests.process.shop import TPU
 from tests.process.ssh_keys import Keys, need_sshd
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 A, B = "us-central1-a", "us-central1-b"
 FOREIGN = "us-west4-a"
 READY_S = 120.0
+DISK = {"hello": "from the disk\n"}
 
 
 class Fleet(Scene):
@@ -59,7 +61,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     need_sshd()
     folder = tmp_path_factory.mktemp("fleet")
     keys = Keys(folder / "keys")
-    with scene_at(folder, '"msgspec"', "--ssh-key", str(keys.public), "--ssh-port", str(keys.port)) as scene:
+    words = ("--ssh-key", str(keys.public), "--ssh-port", str(keys.port), "--disk", f"d1={image(folder, DISK)}")
+    with scene_at(folder, '"msgspec"', *words) as scene:
         made = Fleet(scene.cloud, scene.shop)
         made.keys = keys
         yield made
@@ -93,7 +96,7 @@ def test_a_fleet_is_made_repaired_and_deleted(fleet: Fleet) -> None:
     assert "add --yes" in fleet.run("fleet", "resize", "--per-zone", "1", code=2)
     fleet.run("fleet", "resize", "--per-zone", "1", "--yes")
     until(lambda: len(fleet.nodes()) == 2, READY_S)
-    assert set(fleet.ready("fleet-v3-8")) <= set(after)
+    assert set(fleet.ready("fleet-v3-8")) == {f"tpu-{zone}-0" for zone in (A, B)}, "the highest places go"
     assert "add --yes" in fleet.run("fleet", "delete", code=2)
     assert "is deleted" in fleet.run("fleet", "delete", "--yes")
     until(lambda: not fleet.nodes(), READY_S)
@@ -102,7 +105,8 @@ def test_a_fleet_is_made_repaired_and_deleted(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_hosts_are_entered_over_ssh(fleet: Fleet) -> None:
-    fleet.run("fleet", "create", "gang", "--zones", "us-central2-b", "--per-zone", "1", "--type", "v4-16")
+    words = ("--zones", "us-central2-b", "--per-zone", "1", "--type", "v4-16", "--disk", "d1")
+    fleet.run("fleet", "create", "gang", *words)
     (title,) = fleet.ready("gang")
     described = json.loads(fleet.run("describe", title, "--json"))
     hosts = len(described["addresses"])
@@ -128,16 +132,76 @@ def test_hosts_are_entered_over_ssh(fleet: Fleet) -> None:
     fleet.run("scp", f"{title}:/nowhere", "here", code=1)
 
     node = fleet.nodes()[described["id"]]
-    fleet.run("mount", "gang", "disk:d1:/mnt/d1", code=1)  # no such disk: it is told, and the pool has it all the same
-    assert "/mnt/d1" in fleet.run("mount", "gang")
-    fleet.run("mount", "gang", "--rm", "/mnt/d1")
+    fleet.run("mount", "gang", "disk:no:/mnt/no", code=1)  # no such disk: it is told, and the pool has it all the same
+    assert "/mnt/no" in fleet.run("mount", "gang")
+    fleet.run("mount", "gang", "--rm", "/mnt/no")
     assert "no mounts" in fleet.run("mount", "gang")
-    assert all((Path(host["disk"]) / "mnt" / "d1").is_dir() for host in node["hosts"])
+    assert all((Path(host["disk"]) / "mnt" / "no").is_dir() for host in node["hosts"])
+    fleet.run("mount", "gang", "disk:d1:/mnt/d1")
+
+    def mounted() -> list[str]:
+        return sorted(fleet.run("ssh", title, "--", "mountpoint -q /mnt/d1 && cat /mnt/d1/hello").splitlines())
+
+    assert mounted() == [f"[{index}] from the disk" for index in range(hosts)]
 
     assert "add --yes" in fleet.run("restart", title, code=2)
     fleet.run("restart", title, "--yes")
     until(lambda: fleet.ready("gang").get(title) not in (None, described["id"]), READY_S)
+    assert mounted() == [f"[{index}] from the disk" for index in range(hosts)], "new hosts have it from their boot"
     fleet.run("fleet", "delete", "gang", "--yes")
+
+
+@pytest.mark.long
+def test_zones_whose_api_hangs_or_refuses_delay_no_other_are_told_of_and_heal(fleet: Fleet) -> None:
+    well, hung, denied = "us-central1-a", "us-south1-a", "us-west1-c"
+    refusal = {"kind": "refuse", "zone": denied, "status": 403, "message": "Permission denied on it", "times": 10**9}
+    hanging = {"kind": "hang", "zone": hung, "times": 10**9}
+    fleet.cloud.control("POST", "faults", [hanging, refusal])
+    fleet.run("fleet", "create", "split", "--zones", f"{well},{hung},{denied}", "--per-zone", "1", "--type", "v5e-1")
+
+    def slices() -> list[Any]:
+        return [each for each in fleet.shop.call("GET", "/v1/slices")[1]["slices"] if each["pool"] == "split"]
+
+    def ready() -> set[str]:
+        return {each["zone"] for each in slices() if each["state"] == "ready"}
+
+    def silent() -> set[str]:
+        return {each["zone"] for each in fleet.shop.call("GET", "/v1/zones")[1]["zones"] if each["silent_since"]}
+
+    until(lambda: ready() == {well} and silent() == {hung, denied}, READY_S)
+    for words in (["fleet", "status", "split"], ["zones"]):
+        told = {line.split()[0].rstrip(":"): line for line in fleet.run(*words).splitlines() if "its API" in line}
+        assert "its API has not answered for" in told[hung]
+        assert "its API has refused for" in told[denied]
+        assert "Permission denied on it" in told[denied]
+    # What was never made is not kept, and nothing more is tried where nothing can be seen.
+    until(lambda: denied not in {each["zone"] for each in slices()}, READY_S)
+    assert max(_intended(fleet, denied), _intended(fleet, hung)) <= 2
+
+    fleet.cloud.control("DELETE", "faults")
+    assert len(fleet.ready("split")) == 3
+    assert silent() == set()
+
+    fleet.cloud.control("POST", "faults", [hanging, refusal])
+    for zone, said in ((hung, "answer"), (denied, "Permission denied on it")):
+        shown = fleet.run("describe", f"tpu-{zone}-0")
+        assert said in shown.partition(f"the API of zone {zone} ")[2]
+        assert "addresses are the last known ones" in shown
+    assert fleet.run("ssh", f"tpu-{denied}-0", "--", "echo in").splitlines()[0] == "in"
+    fleet.run("fleet", "delete", "split", "--yes")
+    left = "it may exist until then, and is deleted when that answers"
+    until(lambda: any(each["zone"] == denied and left in each["why"] for each in slices()), READY_S)
+    assert left in fleet.run("check-status")
+    assert len(fleet.nodes(denied)) == 1
+    fleet.cloud.control("DELETE", "faults")
+    until(lambda: not fleet.nodes(denied), READY_S)
+
+
+def _intended(fleet: Fleet, zone: str) -> int:
+    """How many slices were ever wanted there by the fleet of the test above."""
+    events = [json.loads(line) for line in fleet.run("events", "--json").splitlines()]
+    wanted = [each["body"] for each in events if each["kind"] == "slice.intended"]
+    return sum(body["pool"] == "split" and body["zone"] == zone for body in wanted)
 
 
 @pytest.mark.long

@@ -89,7 +89,9 @@ def test_a_notice_lets_the_job_leave_before_its_slice_goes(machine: Machine) -> 
     until(lambda: job.runs_again(attempts=2))
     assert time.monotonic() - began < 45.0, "it did not wait for the end"
     assert job.slice != gone
-    assert job.view["attempts"][0]["cause"] == "preempted"
+    first = job.view["attempts"][0]
+    assert (first["cause"], first["then"]) == ("preempted", "the job resumed (stage 1)")
+    assert first["evidence"][0].startswith(f"slice {gone} was preempted with notice at ")
 
 
 def test_a_killed_agent_costs_the_job_nothing(machine: Machine) -> None:

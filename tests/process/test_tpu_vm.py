@@ -8,6 +8,7 @@ server with a small bundle serve most tests; the test of JAX has its own, with t
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -170,7 +171,19 @@ def test_a_notice_reaches_the_job_at_once_and_it_resumes_elsewhere(scene: Scene)
     assert f"resumed at {saved}\n" in scene.shop.everything(job).decode()
     assert scene.slice_of(job) != first
     until(lambda: first not in scene.nodes(FIRST))  # what is preempted holds quota: it is deleted
+    for words in ("why", "show"):
+        told = scene.shop.command(words, job).stdout.decode()
+        assert f"slice {first} was preempted with notice at 2" in told, told
+        assert "the job resumed (stage 1)" in told, told
     scene.shop.command("cancel", job)
+    # It was learned from the notice, and counts once although the service showed it as PREEMPTED later.
+    zones = scene.shop.call("GET", "/v1/zones")[1]["zones"]
+    (known,) = [zone for zone in zones if (zone["zone"], zone["kind"]) == (FIRST, "spot")]
+    assert known["life_s"] > 0.0
+    events = map(json.loads, scene.shop.command("events", "--since", "1h", "--json").stdout.splitlines())
+    assert [each["kind"] for each in events if each["id"] == first].count("slice.lost") == 1
+    seen = {zone["zone"]: zone for zone in scene.shop.told("monitor", "--once")["zones"]}
+    assert seen[FIRST]["preemptions"] == 1
     scene.drop("noticed")
 
 

@@ -87,7 +87,7 @@ def version(wish: CloudWish) -> str:
 
 
 def node_body(
-    wanted: Slice, label: str, machine: str, metadata: Mapping[str, str], defaults: Defaults
+    wanted: Slice, label: str, machine: str, metadata: Mapping[str, str], defaults: Defaults, *, project: str
 ) -> dict[str, Any]:
     """A node as the API wants it, inside a queued resource or by itself."""
     wish = wanted.cloud or CloudWish(kind=cloud.SPOT if wanted.spot else cloud.ON_DEMAND)
@@ -112,7 +112,10 @@ def node_body(
     if wish.tags:
         body["tags"] = list(wish.tags)
     if wish.disks:
-        body["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_ONLY"} for disk in wish.disks]
+        home = f"projects/{project}/zones/{wanted.zone}/disks/"
+        body["dataDisks"] = [
+            {"sourceDisk": disk if "/" in disk else home + disk, "mode": "READ_ONLY"} for disk in wish.disks
+        ]
     return body
 
 

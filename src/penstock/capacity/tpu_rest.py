@@ -2,18 +2,21 @@
 
 `capacity.tpu_vm` makes every call through it. Unknown fields of answers are kept, because the service is ahead of any
 list of ours. It decides only what a refusal means: what time heals, what another zone heals, and what needs a person.
-It must not retry: the controller repeats what the store still wants, at its own pace.
+It must not retry: the controller repeats what the store still wants, at its own pace. Whoever calls, a kind of call
+that a zone is tired of is not sent there again until the time that it asked for is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 
 import httpx2
 import msgspec
 
+from penstock.domain import limits
 from penstock.ports.capacity import (
     CapacityError,
     NameTaken,
@@ -22,7 +25,9 @@ from penstock.ports.capacity import (
     RateLimited,
     Stockout,
     Transient,
+    Unsent,
 )
+from penstock.ports.clock import Clock
 
 PAGE_SIZE: Final = 500
 CALL_S: Final = 30.0
@@ -52,9 +57,12 @@ class TpuRest:
         tokens: Tokens,
         *,
         endpoint: str,
+        clock: Clock,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.project = project
+        self._clock = clock
+        self._held_until: dict[tuple[str, str, str, bool], float] = {}  #: kinds of calls that are not made before
         self._tokens = tokens
         self._endpoint = endpoint.rstrip("/")
         # Every zone is asked at its own pace: one that hangs must not use up the connections of the others.
@@ -76,6 +84,10 @@ class TpuRest:
         body: object = None,
     ) -> dict[str, Any]:
         """One request; the answer's JSON object."""
+        kind = _kind(method, path)
+        left_s = self._held_until.get(kind, 0.0) - self._clock.steady()
+        if left_s > 0.0:
+            raise RateLimited(f"{method} {path}: not sent, the service asked for {left_s:.0f} s more of rest", left_s)
         headers = {"authorization": f"Bearer {await self._tokens.token()}"}
         content = None
         if body is not None:
@@ -84,9 +96,16 @@ class TpuRest:
         url = f"{self._endpoint}/{version}/{path}"
         try:
             answer = await self._http.request(method, url, params=query, content=content, headers=headers)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            raise Unsent(f"{method} {path}: {error or type(error).__name__}") from error
         except (httpx2.HTTPError, OSError) as error:
             raise Transient(f"{method} {path}: {error or type(error).__name__}") from error
-        return _read(answer, f"{method} {path}")
+        try:
+            return _read(answer, f"{method} {path}")
+        except RateLimited as error:
+            rest_s = limits.RATE_REST_S if error.retry_after_s is None else error.retry_after_s
+            self._held_until[kind] = self._clock.steady() + min(rest_s, limits.RATE_REST_S_MAX)
+            raise
 
     async def pages(self, path: str, key: str, *, version: str = "v2") -> AsyncIterator[dict[str, Any]]:
         """All pages of a list: each with `key`, and `unreachable` where the service could not look everywhere."""
@@ -159,6 +178,12 @@ def operation_error(operation: Mapping[str, Any]) -> CapacityError | None:
     return Stockout(said) if _says(said, _NO_ROOM) else Transient(said)
 
 
+def _kind(method: str, path: str) -> tuple[str, str, str, bool]:
+    """What the service counts apart: the method, the zone, the collection, and whether one thing of it is meant."""
+    _, _, _, zone, collection, *name = [*path.split("/"), "", "", "", "", ""][:6]
+    return method, zone, collection, any(name)
+
+
 def _read(answer: httpx2.Response, what: str) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(answer.content) if answer.content else {}
@@ -178,20 +203,33 @@ def _refusal(answer: httpx2.Response, said: str) -> CapacityError:
         case 409:
             return NameTaken(said)
         case 429:
-            return _exhausted(said, answer.headers.get("retry-after"))
+            return _exhausted(said, answer)
         case 403 if "quota" in said.lower():
-            return _exhausted(said, answer.headers.get("retry-after"))
+            return _exhausted(said, answer)
         case 400 | 401 | 403:
             return PermissionDenied(said)
         case status:
             return Transient(f"{status}: {said}")
 
 
-def _exhausted(said: str, retry_after: str | None) -> CapacityError:
+def _exhausted(said: str, answer: httpx2.Response | None) -> CapacityError:
     """What "resource exhausted" means here: asked too often, no room in the zone, or no quota."""
-    if retry_after is not None or _says(said, _RATE):
-        return RateLimited(said, float(retry_after) if retry_after is not None and retry_after.isdigit() else None)
+    retry_after = None if answer is None else answer.headers.get("retry-after")
+    if answer is not None and retry_after is not None:
+        return RateLimited(said, _seconds(retry_after, answer.headers.get("date", "")))
+    if _says(said, _RATE):
+        return RateLimited(said)
     return Stockout(said) if _says(said, _NO_ROOM) else QuotaExceeded(said)
+
+
+def _seconds(retry_after: str, date: str) -> float | None:
+    """Retry-After is a number of seconds, or a moment by the clock of whoever sent it; None when it is neither."""
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    try:
+        return max(0.0, (parsedate_to_datetime(retry_after) - parsedate_to_datetime(date)).total_seconds())
+    except (TypeError, ValueError):  # no such moment, or one of them without a time zone
+        return None
 
 
 def _says(said: str, words: tuple[str, ...]) -> bool:

@@ -34,6 +34,7 @@ from penstock.capacity.tpu_requests import (
     without_ours,
 )
 from penstock.capacity.tpu_rest import Absent, TpuRest, operation_error
+from penstock.domain import limits
 from penstock.domain.cloud import CloudWish
 from penstock.domain.nouns import Slice
 from penstock.ports.capacity import (
@@ -57,8 +58,6 @@ FOLLOW_EVERY_S: Final = 2.0
 FOLLOWED_AT_ONCE: Final = 20
 #: A zone that does not answer holds up the round of all for so long.
 FOLLOW_CALL_S: Final = 5.0
-#: After "asked too often" without a word for how long.
-FOLLOW_REST_S: Final = 10.0
 #: A create whose operation says nothing for so long is left to listings.
 FOLLOW_S_MAX: Final = 3600.0
 _V2: Final = "v2"
@@ -107,6 +106,7 @@ class TpuVmCapacity:
         self._creates: dict[str, _Create] = {}  #: by slice, until it is ready, failed and deleted, or old
         self._queued: dict[str, str] = {}  #: slices known to be queued resources -> API version
         self._adopted: dict[str, str] = {}  #: slice -> the node that somebody else made and named
+        self._addresses: dict[str, dict[str, tuple[Address, ...]]] = {}  #: zone -> slice -> as last listed
         self.with_token: set[str] = set()  #: slices with a join token that they can do without, as last seen
         self._begun = asyncio.Event()
 
@@ -119,7 +119,8 @@ class TpuVmCapacity:
         wish = wanted.cloud or CloudWish()
         parent = self._rest.zone(wanted.zone)
         machine = secrets.token_hex(8)
-        node = node_body(wanted, self._owner, machine, self._metadata(wanted), self._defaults)
+        given = self._metadata(wanted)
+        node = node_body(wanted, self._owner, machine, given, self._defaults, project=self._rest.project)
         api = version(wish)
         try:
             if is_queued(wish):
@@ -143,11 +144,16 @@ class TpuVmCapacity:
         parent = self._rest.zone(zone)
         seen: dict[str, Seen] = {}
         complete = True
+        hosts: dict[str, tuple[Address, ...]] = {}
         async for page in self._rest.pages(f"{parent}/nodes", "nodes"):
             complete = complete and not page.get("unreachable")
             for node in page.get("nodes", ()):
                 it = self._shown(node, zone)
                 seen[it.name] = it
+                if it.label == self._label:
+                    hosts[it.name] = host_addresses(node)
+        if complete:
+            self._addresses[zone] = hosts
         async for page in self._rest.pages(f"{parent}/queuedResources", "queuedResources", version=_V2):
             complete = complete and not page.get("unreachable")
             for queued in page.get("queuedResources", ()):
@@ -200,7 +206,13 @@ class TpuVmCapacity:
     async def addresses(self, name: str, zone: str) -> tuple[Address, ...]:
         """Where the hosts of a slice are, in the order of their indices; none before the service knows."""
         node = await self._one(f"{self._rest.zone(zone)}/nodes/{self._adopted.get(name, name)}", _V2)
-        return host_addresses(node) if node is not None else ()
+        found = host_addresses(node) if node is not None else ()
+        self._addresses.setdefault(zone, {})[name] = found
+        return found
+
+    def known_addresses(self, name: str, zone: str) -> tuple[Address, ...]:
+        """The same as of the last listing, for when the service cannot be asked."""
+        return self._addresses.get(zone, {}).get(name, ())
 
     async def clear_token(self, name: str, zone: str) -> None:
         """Take the join token out of what the machines of a slice, and whatever runs there, can read."""
@@ -219,7 +231,9 @@ class TpuVmCapacity:
         if node is None:
             return None
         found = existing(node, zone)
-        return msgspec.structs.replace(found, owner=self._label) if found.owner == self._owner else found
+        if found.owner == self._owner:
+            return msgspec.structs.replace(found, owner=self._label)
+        return msgspec.structs.replace(found, slice=None)  # what others call it is no slice of ours
 
     async def adopt(self, name: str, zone: str, slice: str, machine: str, *, own: bool, script: str = "") -> None:
         """Label a node as the slice of ours that the store already has; `script` is for its next boot."""
@@ -303,7 +317,8 @@ class TpuVmCapacity:
             create.operation = ""  # forgotten by the service: listings tell the rest
             return 0.0
         except RateLimited as error:
-            return FOLLOW_REST_S if error.retry_after_s is None else error.retry_after_s
+            rest_s = limits.RATE_REST_S if error.retry_after_s is None else error.retry_after_s
+            return min(rest_s, limits.RATE_REST_S_MAX)
         except Transient as error:
             logger.info("operation of %s: %s; asking again", name, error)
             return 0.0

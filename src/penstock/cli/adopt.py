@@ -6,17 +6,41 @@ enter it. It stays the user's: let go, it loses the label and nothing else, unle
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from penstock.cli import terminal
 from penstock.cli.fleet import looks
 from penstock.cli.naming import meant
-from penstock.cli.ssh import AS_ROOT, VARIABLE, places, run_everywhere
+from penstock.cli.ssh import AS_ROOT, VARIABLE, Place, places, run_everywhere
 from penstock.cli.talk import Refused, talking
-from penstock.cli.terminal import many, note, safe
+from penstock.cli.terminal import many, note, safe, span
 from penstock.cli.words import SPAN, as_json
+from penstock.domain import limits
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
 
 CHECK_FAILED = 1
+SSH_FAILED = 255  #: ssh's own word for "I could not", whatever ran there
+
+
+def _complaint(code: int, said: str) -> str:
+    if code == SSH_FAILED:
+        return f"ssh could not enter it: {said or 'it did not say why'}"
+    return f"exit code {code}: {said or 'see /var/lib/penstock/startup.log there'}"
+
+
+def _tell(client: Client, slice: str, failed: dict[Place, str]) -> None:
+    """Let others see it too, in `tpu slices`; that it failed counts more than that it could not be told."""
+    from penstock.client.errors import ApiError
+    from penstock.wire.capacity import HostTrouble
+
+    try:
+        client.unreached(slice, [HostTrouble(place.host, words) for place, words in failed.items()])
+    except ApiError as error:
+        note(safe(f"{slice}: the server was not told: {error}"))
 
 
 @click.command()
@@ -44,11 +68,15 @@ def adopt(
         note(safe(f"{name} is slice {reply.slice}; starting the agent on {many(len(where), 'host')}"))
         if not reply.returns:
             note(safe(f"{name} has a startup script of its own: after a reboot, adopt it again"))
-        codes = run_everywhere(where, [AS_ROOT], ssh, user, script=reply.script)
-        failed = [place.mark for place, code in codes.items() if code]
+        said: dict[Place, str] = {}
+        codes = run_everywhere(where, [AS_ROOT], ssh, user, script=reply.script, last=said)
+        failed = {place: _complaint(code, said.get(place, "")) for place, code in codes.items() if code}
         if failed:
-            advice = f"see /var/lib/penstock/startup.log there; `tpu pools rm {name}` lets it go"
-            raise Refused(safe(f"set-up failed on hosts {', '.join(failed)}; {advice}"), CHECK_FAILED)
+            _tell(client, reply.slice, failed)
+            which = ", ".join(f"{place.mark} ({words})" for place, words in failed.items())
+            again = f"adopt it again within {span(limits.JOIN_TIMEOUT_S)}, or it is let go by itself"
+            advice = f"{again}; `tpu pools rm {name}` lets it go now"
+            raise Refused(safe(f"{name}, slice {reply.slice}: set-up failed on host {which}; {advice}"), CHECK_FAILED)
         for found in looks(wait, lambda: meant(client, reply.slice)):
             if found.state not in ("intended", "creating"):
                 break

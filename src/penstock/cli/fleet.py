@@ -20,6 +20,7 @@ from penstock.cli.naming import confirm
 from penstock.cli.talk import Refused, talking
 from penstock.cli.terminal import many, now_s, safe, span
 from penstock.cli.words import SPAN, as_json
+from penstock.cli.zones import silence
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -43,7 +44,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     coming: int
     leaving: int
     slices: tuple[SliceView, ...]
-    resting: tuple[ZoneView, ...]  #: zones that are not asked for a while
+    resting: tuple[ZoneView, ...]  #: zones that are not asked for a while, or do not answer
 
 
 @click.group(invoke_without_command=True)
@@ -113,7 +114,8 @@ def create(
 
 
 def _sentence(pool: PoolView) -> str:
-    count = f"{many(pool.per_zone or 0, 'slice')} of {pool.accelerator} in each of {', '.join(pool.zones)}"
+    where = f"in each of {', '.join(pool.zones)}" if len(pool.zones) > 1 else f"in {pool.zones[0]}"
+    count = f"{many(pool.per_zone or 0, 'slice')} of {pool.accelerator} {where}"
     return safe(f"{pool.name}: {count}; `tpu fleet status {pool.name}` shows how far they are")
 
 
@@ -157,8 +159,13 @@ def status(name: str | None, wait: float | None, as_json: bool) -> None:
         wanted = _fleets(client) if name is None else [_meant(client, name)]
         found = [_standing(client, pool) for pool in wanted]
         if wait is not None:
+            told = ""
             for found in looks(wait, lambda: [_standing(client, pool) for pool in wanted]):
                 whole = all(one.ready == one.wanted for one in found)
+                news = "; ".join(_head(one) for one in found if one.ready != one.wanted)
+                if news not in ("", told):
+                    terminal.note(news)
+                    told = news
                 if whole:
                     break
     if as_json:
@@ -174,10 +181,14 @@ def status(name: str | None, wait: float | None, as_json: bool) -> None:
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
-def _show(one: Standing) -> None:
+def _head(one: Standing) -> str:
     head = f"{one.name}: {one.ready} of {one.wanted} ready"
     more = [f"{count} {word}" for count, word in ((one.coming, "coming"), (one.leaving, "leaving")) if count]
-    click.echo(safe(", ".join([head, *more])))
+    return safe(", ".join([head, *more]))
+
+
+def _show(one: Standing) -> None:
+    click.echo(_head(one))
     rows = [
         (
             safe(each.title),
@@ -192,7 +203,11 @@ def _show(one: Standing) -> None:
     if rows:
         terminal.echo_table(("NAME", "STATE", "JOB", "AGE", "SLICE", ""), rows, right=("AGE",), spare=("AGE",))
     for zone in one.resting:
-        click.echo(safe(f"{zone.zone} is asked again in {span(zone.rests_s)}: {zone.why or 'it had nothing'}"))
+        told = silence(zone)
+        if told:
+            click.echo(safe(f"{zone.zone}: {told}"))
+        else:
+            click.echo(safe(f"{zone.zone} is asked again in {span(zone.rests_s)}: {zone.why or 'it had nothing'}"))
 
 
 @fleet.command()
@@ -274,9 +289,13 @@ def delete(name: str | None, yes: bool, wait: float | None) -> None:
         used = f", {busy} of them in use" if busy else ""
         confirm(f"Delete {meant.name} with {many(meant.slices, 'slice')}{used}?", yes)
         client.delete_pool(meant.name)
+        told = 0
         for left in looks(wait, lambda: [each for each in client.slices() if each.pool == meant.name]):
             if not left:
                 break
+            if len(left) != told:
+                terminal.note(f"{safe(meant.name)}: {many(len(left), 'slice')} still there")
+                told = len(left)
         else:
             if wait is not None:
                 raise Refused(f"{meant.name}: {many(len(left), 'slice')} still there", CHECK_FAILED)
@@ -312,12 +331,16 @@ def _meant(client: Client, name: str | None) -> PoolView:
 
 def _standing(client: Client, pool: PoolView) -> Standing:
     slices = _ordered([each for each in client.slices() if each.pool == pool.name])
+    from penstock.domain.cloud import bought
+
+    kind = bought(pool.spot, pool.cloud)
     resting = [
         zone
         for zone in client.zones()
         if (zone.provider, zone.accelerator, zone.spot) == (pool.provider, pool.accelerator, pool.spot)
+        and zone.kind in ("", kind)  # an older server does not say more than `spot`
         and zone.zone in pool.zones
-        and zone.rests_s > 0
+        and (zone.rests_s > 0 or zone.silent_since is not None)
     ]
     count = pool.per_zone or 0
     return Standing(

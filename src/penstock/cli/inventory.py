@@ -220,12 +220,14 @@ def reserve(*, target: str, until: float, note: str, user: str | None, as_json: 
     if as_json:
         terminal.echo_json(made)
     else:
-        click.echo(f"{safe(made.of)}: reserved for {safe(made.user)} until {terminal.moment(made.until)}")
+        known = target if slice is not None else made.of
+        click.echo(f"{safe(known)}: reserved for {safe(made.user)} until {terminal.moment(made.until)}")
 
 
 @click.command()
 @click.argument("target", metavar="SLICE|POOL")
-def release(target: str) -> None:
+@as_json
+def release(target: str, as_json: bool) -> None:
     """Give back what you reserved.
 
     \b
@@ -235,3 +237,11 @@ def release(target: str) -> None:
     slice, pool = _target(target)
     with talking() as client:
         client.release(slice, pool=pool)
+        found = client.slices() if slice is not None else ()
+    # A slice of a reserved pool stays reserved with it.
+    still = next((each.reserved for each in found if each.id == slice), None)
+    if as_json:
+        terminal.echo_json({"of": slice or f"pool:{pool}", "reserved": still})
+        return
+    rest = "" if still is None else f"; {still.of} still is, for {still.user}"
+    click.echo(safe(f"{target}: no longer reserved{rest}"))

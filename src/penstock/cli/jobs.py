@@ -192,7 +192,7 @@ def _attempt_row(number: int, attempt: AttemptView) -> tuple[str, ...]:
         moment(attempt.started_at),
         ran,
         (attempt.cause or "-") + code,
-        safe("; ".join(attempt.evidence)),
+        safe("; ".join((*attempt.evidence, attempt.then) if attempt.then else attempt.evidence)),
     )
 
 

@@ -7,7 +7,9 @@ into one line on stderr and an exit code; commands raise (click's errors for bad
 part of Penstock.
 """
 
+import copy
 import os
+import re
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -79,7 +81,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "tag": LazyCommand("penstock.cli.life:tag", "Add tags to a job, or take them away.", CHANGE),
     "clean": LazyCommand("penstock.cli.clean:clean", "Remove what jobs left that ended long ago.", CHANGE),
     "slices": LazyCommand("penstock.cli.pools:slices", "What capacity there is, who uses it, what is free.", CAPACITY),
-    "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, set, rm.", CAPACITY),
+    "pools": LazyCommand("penstock.cli.pools:pools", "Where slices come from: list, create, set, rm.", CAPACITY),
     "find": LazyCommand("penstock.cli.inventory:find", "Slices of a kind: free, or whose and until when.", CAPACITY),
     "reserve": LazyCommand("penstock.cli.inventory:reserve", "Keep a slice or a pool for your own jobs.", CAPACITY),
     "release": LazyCommand("penstock.cli.inventory:release", "Give back what you reserved.", CAPACITY),
@@ -122,13 +124,22 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
 }
 
+
+class OtherName(NamedTuple):
+    """Another word for a command: which one, its line in `tpu --help`, and how the command's own examples begin."""
+
+    target: str
+    help: str
+    examples: tuple[str, ...] = ()
+
+
 # One of a kind, as people say it when they make one; and words of the older tool for what is the same.
 OTHER_NAMES = {
-    "pool": "pools",
-    "fleets": "fleet",
-    "apply": "pools create",
-    "check-status": "slices",
-    "reapply": "restart",
+    "pool": OtherName("pools", "The same as pools: pool create NAME."),
+    "fleets": OtherName("fleet", "The same as fleet."),
+    "apply": OtherName("pools create", "The same as pools create.", ("pools set", "pool create")),
+    "reapply": OtherName("restart", "The same as restart.", ("restart",)),
+    "check-status": OtherName("slices", "The same as slices.", ("slices",)),
 }
 
 # What the older `tpu` tool called it; docs/howto/from-tpu-manager.md has the whole table.
@@ -189,7 +200,8 @@ class LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name, *inner = OTHER_NAMES.get(cmd_name, cmd_name).split()
+        other = OTHER_NAMES.get(cmd_name)
+        name, *inner = cmd_name.split() if other is None else other.target.split()
         entry = COMMANDS.get(name)
         if entry is None:
             return None
@@ -200,7 +212,7 @@ class LazyGroup(click.Group):
         for word in inner:
             assert isinstance(command, click.Group)
             command = command.commands[word]
-        return command
+        return command if other is None else _called(command, cmd_name, other.examples)
 
     @override
     def resolve_command(
@@ -219,6 +231,16 @@ class LazyGroup(click.Group):
         for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
             with formatter.section(section):
                 formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items() if entry.section == section])
+        with formatter.section("Other names"):
+            formatter.write_dl([(name, other.help) for name, other in OTHER_NAMES.items()])
+
+
+def _called(command: click.Command, name: str, examples: tuple[str, ...]) -> click.Command:
+    """The same command under another name, which its examples have too: one types what one reads."""
+    same = copy.copy(command)
+    for former in examples:
+        same.help = re.sub(rf"(?m)^(\s*)tpu {re.escape(former)}\b", rf"\1tpu {name}", same.help or "")
+    return same
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -184,6 +184,7 @@ class Board:
         self._lost_jobs: Counter[str] = Counter()
         self._lost_zones: Counter[str] = Counter()
         self._lost = 0
+        self._lost_slices: dict[str, str] = {}
         self._lost_places: Counter[str] = Counter()
         self._place_of: dict[str, str] = {}
         self._zone_of: dict[str, str] = {}
@@ -219,7 +220,9 @@ class Board:
                 self._lost_jobs[job] += 1
             case "slice.intended":
                 _remember(self._zone_of, event.id, str(event.body.get("zone", "")))
-            case "slice.preempted":
+            case "slice.lost" | "slice.preempted" if event.id not in self._lost_slices:
+                # Of one loss both may tell: what a notice announces is often seen, too, before it is deleted.
+                _remember(self._lost_slices, event.id, event.kind)
                 self._lost += 1
                 self._lost_zones[self._zone_of.get(event.id, "")] += 1
                 self._lost_places[self._place_of.get(event.id, event.id)] += 1

@@ -145,7 +145,7 @@ QUEUES: Sequence[Column[QueueRow]] = (
     Column("WEIGHT", 6, lambda row: f"{row.weight:g}", right=True),
     Column("", 6, lambda row: click.style("paused", fg="yellow") if row.paused else ""),
 )
-_ALARMING = frozenset({"slice.preempted", "slice.failed", "job.failed", "attempt.fencing"})
+_ALARMING = frozenset({"slice.lost", "slice.preempted", "slice.failed", "job.failed", "attempt.fencing"})
 
 
 def _kind(row: EventRow) -> str:

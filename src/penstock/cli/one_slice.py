@@ -60,8 +60,12 @@ def _facts(each: SliceView, hosts: Sequence[HostView]) -> list[tuple[str, str]]:
         ("idle for", "" if each.idle_since is None else span(now_s() - each.idle_since)),
     ]
     for host in hosts:
-        where = ", ".join(word for word in (host.outside, host.inside) if word)
+        where = ", ".join(dict.fromkeys(word for word in (host.outside, host.inside) if word))
         facts.append((f"host {host.index}", safe(where)))
+    trouble = next((host.trouble for host in hosts if host.trouble), "")
+    if trouble:
+        known = "addresses are the last known ones" if any(host.inside for host in hosts) else "addresses are not known"
+        facts.append(("zone's API", safe(f"{trouble}; {known}")))
     return facts
 
 

@@ -14,7 +14,7 @@ import click
 from penstock.cli import terminal
 from penstock.cli.cloud_options import cloud_options, wish, zone_words
 from penstock.cli.talk import talking
-from penstock.cli.terminal import now_s, safe, span
+from penstock.cli.terminal import many, now_s, safe, span
 from penstock.cli.words import BUDGET, SPAN, as_json, slice_filters
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def pools(context: click.Context, as_json: bool) -> None:
                 pool.accelerator,
                 pool.provider,
                 safe(",".join(pool.zones)),
-                f"{pool.slices} of {pool.min}..{pool.max}",
+                f"{pool.slices} of " + (f"{pool.min}..{pool.max}" if pool.per_zone is None else str(pool.max)),
                 pool.cloud.kind if pool.cloud is not None else "spot" if pool.spot else "-",
-                span(pool.idle_s),
+                span(pool.idle_s) if pool.per_zone is None else "-",  # a fleet keeps its slices however idle
                 safe(pool.team),
             )
             for pool in found
@@ -131,7 +131,8 @@ pools.add_command(set_pool, "create")
 
 @pools.command(name="rm")
 @click.argument("name")
-def remove_pool(name: str) -> None:
+@as_json
+def remove_pool(name: str, as_json: bool) -> None:
     """Remove the pool NAME; its slices go when their jobs have ended.
 
     \b
@@ -139,6 +140,16 @@ def remove_pool(name: str) -> None:
     """
     with talking() as client:
         client.delete_pool(name)
+        left = [each for each in client.slices() if each.pool == name]
+    busy = sum(each.job is not None for each in left)
+    if as_json:
+        terminal.echo_json({"name": name, "removed": True, "slices": len(left), "in_use": busy})
+    elif not left:
+        click.echo(safe(f"{name} is removed; it had no slices"))
+    else:
+        going = f"{many(len(left), 'slice')} of it {'is' if len(left) == 1 else 'are'} let go"
+        rest = f", {busy} of them when {'its job has' if busy == 1 else 'their jobs have'} ended" if busy else ""
+        click.echo(safe(f"{name} is removed; {going}{rest}"))
 
 
 @click.group(invoke_without_command=True)
@@ -239,10 +250,19 @@ def _budget(queue: QueueView) -> str:
 
 @queues.command(name="rm")
 @click.argument("name")
-def remove_queue(name: str) -> None:
-    """Remove the queue NAME. Refused while a job is in it that has not ended."""
+@as_json
+def remove_queue(name: str, as_json: bool) -> None:
+    """Remove the queue NAME. Refused while a job is in it that has not ended.
+
+    \b
+    tpu queues rm night
+    """
     with talking() as client:
         client.delete_queue(name)
+    if as_json:
+        terminal.echo_json({"name": name, "removed": True})
+    else:
+        click.echo(safe(f"{name} is removed"))
 
 
 @click.command()

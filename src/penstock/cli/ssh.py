@@ -12,8 +12,9 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -57,6 +58,11 @@ def places(client: Client, slice: SliceView, host: int | None, inside: bool) -> 
         for one in found
         if host in (None, one.index)
     ]
+    trouble = next((one.trouble for one in found if one.trouble), "")
+    if trouble and not all(place.address for place in chosen):
+        raise Refused(safe(f"slice {slice.id}: where its hosts are is not known: {trouble}"), NOT_AVAILABLE)
+    if trouble:
+        note(safe(f"slice {slice.id}: by the last known addresses: {trouble}"))
     if not chosen or not all(place.address for place in chosen):
         raise Refused(f"slice {slice.id} is {slice.state}: its hosts have no addresses yet", NOT_AVAILABLE)
     return chosen
@@ -89,11 +95,17 @@ def options(place: Place) -> list[str]:
 
 
 def run_everywhere(
-    where: Sequence[Place], words: Sequence[str], ssh: str | None, user: str | None, *, script: str | None = None
+    where: Sequence[Place],
+    words: Sequence[str],
+    ssh: str | None,
+    user: str | None,
+    *,
+    script: str | None = None,
+    last: dict[Place, str] | None = None,
 ) -> dict[Place, int]:
     """Run a command on hosts, many at once; their output with the host before each line. Answers exit codes.
 
-    `script` is what the command reads, the same everywhere.
+    `script` is what the command reads, the same everywhere; `last` is given the last line that each complained with.
     """
     lock = threading.Lock()
 
@@ -106,9 +118,13 @@ def run_everywhere(
             stderr=subprocess.PIPE,
         ) as process:
             mark = f"[{place.mark}] ".encode() if len(where) > 1 else b""
+            complaint = None if last is None else partial(last.__setitem__, place)
             pumps = [
-                threading.Thread(target=_pump, args=(source, target, mark, lock))
-                for source, target in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+                threading.Thread(target=_pump, args=(source, target, mark, lock, noted))
+                for source, target, noted in (
+                    (process.stdout, sys.stdout.buffer, None),
+                    (process.stderr, sys.stderr.buffer, complaint),
+                )
             ]
             for pump in pumps:
                 pump.start()
@@ -131,8 +147,12 @@ def _login(place: Place, user: str | None) -> list[str]:
     return [*(["-l", user] if user else []), place.address, "--"]
 
 
-def _pump(source: IO[bytes], target: IO[bytes], mark: bytes, lock: threading.Lock) -> None:
+def _pump(
+    source: IO[bytes], target: IO[bytes], mark: bytes, lock: threading.Lock, noted: Callable[[str], None] | None
+) -> None:
     for line in source:
+        if noted is not None and line.strip():
+            noted(line.decode("utf-8", "replace").strip())
         with lock:
             target.write(mark + line if line.endswith(b"\n") or not mark else mark + line + b"\n")
             target.flush()

@@ -72,9 +72,11 @@ def _is_embedded() -> bool:
 def _hinted(error: Exception) -> str:
     from penstock.client.errors import Unreachable
 
-    if isinstance(error, Unreachable) and _is_embedded():
-        return f"{error} (the server of this machine is down; `tpu serve` or `tpu run` starts it)"
-    return str(error)
+    if not isinstance(error, Unreachable) or not _is_embedded():
+        return str(error)
+    if isinstance(error.__cause__, TimeoutError):
+        return f"{error} (the server of this machine runs and did not answer in time; its log may say why)"
+    return f"{error} (the server of this machine is down; `tpu serve` or `tpu run` starts it)"
 
 
 def newest_jobs() -> list[JobView]:

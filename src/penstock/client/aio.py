@@ -397,6 +397,10 @@ class AsyncClient:
         """Take over a TPU that exists; the reply has what its hosts must run."""
         return await self._send(calls.adopt(capacity.AdoptRequest(name, zone, own)))
 
+    async def unreached(self, slice: str, hosts: Sequence[capacity.HostTrouble]) -> None:
+        """Say why hosts of a TPU that is being adopted could not be set up."""
+        await self._send(calls.unreached(slice, hosts))
+
     async def zones(self) -> tuple[capacity.ZoneView, ...]:
         """What is known of each zone that pools may use."""
         return (await self._send(calls.zones())).zones

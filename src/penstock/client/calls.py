@@ -294,6 +294,11 @@ def adopt(wanted: capacity.AdoptRequest) -> Request[capacity.AdoptReply]:
     return _send("POST", "/v1/adopt", wanted, capacity.AdoptReply)
 
 
+def unreached(slice: str, hosts: Sequence[capacity.HostTrouble]) -> Request[None]:
+    path = f"/v1/slices/{part('slice', slice)}/unreached"
+    return Request("POST", path, _nothing, _ENCODER.encode(capacity.UnreachedRequest(tuple(hosts))))
+
+
 def zones() -> Request[capacity.ZonePage]:
     return _get("/v1/zones", capacity.ZonePage)
 

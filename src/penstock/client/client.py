@@ -380,6 +380,10 @@ class Client:
         """Take over a TPU that exists; the reply has what its hosts must run."""
         return self._send(calls.adopt(capacity.AdoptRequest(name, zone, own)))
 
+    def unreached(self, slice: str, hosts: Sequence[capacity.HostTrouble]) -> None:
+        """Say why hosts of a TPU that is being adopted could not be set up."""
+        self._send(calls.unreached(slice, hosts))
+
     def zones(self) -> tuple[capacity.ZoneView, ...]:
         """What is known of each zone that pools may use."""
         return self._send(calls.zones()).zones

@@ -47,7 +47,7 @@ def nothing_new(snapshot: Snapshot, slice: Slice, request: SyncRequest) -> bool:
     """Whether a sync repeats only what is known, and asks for nothing that must come from a committed row."""
     if unwelcome(slice, request) or not slice.joined or slice.joined[request.host] != request.incarnation:
         return False
-    if request.notice and slice.ready_at is not None and slice.why != "notice":
+    if request.notice and slice.ready_at is not None and slice.lost_at is None:
         return False
     held = {each.attempt for each in request.held}
     if slice.attempt is not None and slice.attempt not in held:

@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Final
 
+from penstock.domain import limits
 from penstock.ports.clock import Clock
 from penstock.ports.store import StoreError
-
-#: How long a provider is left alone that says "too often" and not for how long.
-RATE_REST_S: Final = 10.0
 
 
 class Calls:
@@ -78,11 +75,15 @@ class Pace:
 
     def hold(self, call: str, seconds: float | None) -> None:
         """The provider asked for a rest from this kind of call."""
-        until = self._clock.steady() + (RATE_REST_S if seconds is None else seconds)
+        until = self._clock.steady() + min(limits.RATE_REST_S if seconds is None else seconds, limits.RATE_REST_S_MAX)
         self._held_until[call] = max(self._held_until.get(call, 0.0), until)
 
     def held(self, call: str) -> bool:
-        return self._clock.steady() < self._held_until.get(call, 0.0)
+        return self.left_s(call) > 0.0
+
+    def left_s(self, call: str) -> float:
+        """For how long the provider is to be left alone with this kind of call."""
+        return max(0.0, self._held_until.get(call, 0.0) - self._clock.steady())
 
     @property
     def open(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.controller import attempts, inventory, jobs, settings, slices
+from penstock.controller import adoption, attempts, inventory, jobs, settings, slices
 from penstock.controller.jobs import CancelAnswer, NewJob, NotFound, Submitted
 from penstock.domain import admission, limits
 from penstock.domain.admission import BadInput
@@ -157,9 +157,9 @@ class Commands:
         return await self._store.transact(slices.replace, id, why, now)
 
     async def adopt(self, pool: Pool, machine: str) -> Slice:
-        """Take in what exists, as the one slice of a pool of its own."""
-        made = await self.put_pool(pool)
-        return await self._store.transact(slices.adopt, made, self._ids.make("slice", self._clock.now()), machine)
+        """Take in what exists, as the one slice of a pool of its own; the same again while it is on its way."""
+        id = self._ids.make("slice", self._clock.now())
+        return await self._store.transact(adoption.take_in, admission.normal_pool(pool), id, machine)
 
     async def limit_provider(self, provider: str, chips: int | None) -> None:
         if chips is not None:

@@ -36,6 +36,7 @@ from penstock.ports.capacity import (
     RateLimited,
     Seen,
     Stockout,
+    Unsent,
 )
 from penstock.ports.clock import Clock
 from penstock.ports.objects import Objects, ObjectsError
@@ -95,7 +96,7 @@ def _carry_out_one(tx: Transaction, step: Step) -> None:
         case Wish():
             slices.intend(tx, step.pool, step.team, step.wanted, step.race, step.number, step.beside)
         case actions.Release():
-            slices.release(tx, step.slice, step.why, step.useless)
+            slices.release(tx, step.slice, step.why, step.useless, step.vanished)
         case actions.Drain():
             slices.drain(tx, step.slice, step.why)
         case actions.Bury():
@@ -132,6 +133,7 @@ class Executor:
         self._calls = calls
         self._label = label
         self._paces = paces
+        self._unmade = evidence.unmade
         self._turns = count(1)
         self._served: dict[tuple[str, str], int] = {}  #: zone -> turn of its last create
 
@@ -144,8 +146,10 @@ class Executor:
         for step in steps:
             if isinstance(step, Wish):
                 creates += (name for name, _ in step.wanted)
+                self._unmade.update(name for name, _ in step.wanted)
             elif isinstance(step, actions.Release):
-                self._start("delete", step.slice, self._delete)
+                if step.slice not in self._unmade:
+                    self._start("delete", step.slice, self._delete)
             elif isinstance(step, actions.Bury):
                 self._evidence.forget_slice(step.slice)
         for action in plan.actions:
@@ -275,11 +279,18 @@ class Executor:
 
     async def _ask_for(self, slice: Slice) -> Seen | None:
         capacity = self._capacity(slice)
+        unmade = slice.id in self._unmade
+        # From here on something may bear its name, until a plain no says that nothing does.
+        self._unmade.discard(slice.id)
         async with asyncio.timeout(limits.CALL_TIMEOUT_S):
             try:
                 return await capacity.create(slice)
             except NameTaken:
-                return await capacity.get(slice.id, slice.zone)
+                return await self._get(slice)
+            except (Stockout, QuotaExceeded, PermissionDenied, RateLimited, Unsent):
+                if unmade:
+                    self._unmade.add(slice.id)
+                raise
 
     async def _delete(self, id: str) -> None:
         slice = await self._slice(id)
@@ -291,13 +302,10 @@ class Executor:
                 if pace is not None and pace.held("delete"):
                     return
                 self._evidence.deleted(id)
-                capacity = self._capacity(slice)
-                if slice.provider_id is None:
-                    # Nobody has ever confirmed that what bears this name is ours.
-                    seen = await capacity.get(id, slice.zone)
-                    if seen is None or seen.label != self._label:
-                        return
-                await capacity.delete(id, slice.zone)
+                # Nobody may ever have confirmed that what bears this name is ours.
+                if slice.provider_id is None and not await self._is_ours(slice):
+                    return
+                await self._capacity(slice).delete(id, slice.zone)
         except RateLimited as error:
             self._paces[slice.provider].hold("delete", error.retry_after_s)
         except (CapacityError, TimeoutError):
@@ -309,7 +317,7 @@ class Executor:
             return
         try:
             async with self._lane(slice), asyncio.timeout(limits.CALL_TIMEOUT_S):
-                seen = await self._capacity(slice).get(id, slice.zone)
+                seen = await self._get(slice)
         except (CapacityError, TimeoutError):
             self._evidence.doubted(id)
             return
@@ -317,6 +325,25 @@ class Executor:
         self._evidence.asked(id, exists=ours)
         if seen is not None and ours:
             await self._store.transact(slices.observe, [seen])
+
+    async def _get(self, slice: Slice) -> Seen | None:
+        """Ask by name, unless the provider wants to be left alone with such questions."""
+        capacity, pace = self._capacity(slice), self._paces[slice.provider]
+        if pace.held("get"):
+            raise RateLimited(f"{slice.provider} asked not to be asked by name for now", pace.left_s("get"))
+        try:
+            return await capacity.get(slice.id, slice.zone)
+        except RateLimited as error:
+            pace.hold("get", error.retry_after_s)
+            raise
+
+    async def _is_ours(self, slice: Slice) -> bool:
+        """Whether something of ours bears the name; false also while nobody can tell."""
+        try:
+            seen = await self._get(slice)
+        except RateLimited:
+            return False  # deletes are not what it is tired of: this one is repeated as any other
+        return seen is not None and seen.label == self._label
 
     async def _fence(self, attempt: str) -> None:
         """Pass the fence in the store, then in the bucket; only then does the wait for a successor begin."""

@@ -1,7 +1,8 @@
 """Looks at what providers really hold: lists each zone in turn, notes absences, and sweeps what nobody owns.
 
 The loop calls `start_due` each tick; listings run in the background, each zone by itself, so one dead zone delays no
-other. A zone that cannot be listed proves nothing. It must not delete what any live slice owns.
+other. A zone that cannot be listed proves nothing, and that it cannot is noted: nothing new is asked for where nothing
+can be seen (ADR 0035). It must not delete what any live slice owns.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from penstock.controller.calls import Calls, Pace
+from penstock.controller.settings import reopen_zone
 from penstock.controller.slices import observe, sweep
 from penstock.controller.witness import Evidence
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.planner.snapshot import Snapshot
-from penstock.ports.capacity import Capacity, CapacityError, Listing, RateLimited, Seen
+from penstock.ports.capacity import Capacity, CapacityError, Listing, PermissionDenied, RateLimited, Seen
 from penstock.ports.clock import Clock
 from penstock.ports.store import Store
 
@@ -50,7 +52,9 @@ class Observer:
     def start_due(self) -> None:
         """Start a listing of every zone whose turn it is."""
         now = self._clock.steady()
-        for key, settling in sorted(self._zones().items()):
+        zones = self._zones()
+        self._evidence.watched(zones)
+        for key, settling in sorted(zones.items()):
             every = limits.LIST_EVERY_S / 4 if settling else limits.LIST_EVERY_S
             due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every and not self._paces[key[0]].held("list")
             if due and self._calls.start(f"list {key[0]} {key[1]}", partial(self._list, *key)):
@@ -112,14 +116,23 @@ class Observer:
 
     async def _fetch(self, provider: str, zone: str) -> Listing | None:
         """One zone's listing; None when it cannot be had, which proves nothing."""
+        self._evidence.listing((provider, zone))
         try:
             async with asyncio.timeout(limits.CALL_TIMEOUT_S):
-                return await self._capacities[provider].list(zone)
+                listing = await self._capacities[provider].list(zone)
         except RateLimited as error:
             self._paces[provider].hold("list", error.retry_after_s)
+            self._evidence.listed((provider, zone))
             return None
-        except (CapacityError, TimeoutError):
+        except PermissionDenied as error:
+            self._evidence.unlisted((provider, zone), str(error), denied=True)
             return None
+        except (CapacityError, TimeoutError) as error:
+            self._evidence.unlisted((provider, zone), str(error), denied=False)
+            return None
+        if self._evidence.listed((provider, zone)):
+            await self._store.transact(reopen_zone, provider, zone)
+        return listing
 
     async def _take_in(self, ours: Mapping[str, Seen]) -> None:
         changed = []
@@ -146,10 +159,15 @@ class Observer:
             first = self._strays.setdefault(name, now)
             if now - first < limits.GONE_LISTINGS_APART_S:
                 continue
+            if self._paces[provider].held("delete"):
+                continue  # shown by the next listing, too
             if await self._store.transact(sweep, provider, seen):
                 try:
                     async with asyncio.timeout(limits.CALL_TIMEOUT_S):
                         await self._capacities[provider].delete(name, listing.zone)
+                except RateLimited as error:
+                    self._paces[provider].hold("delete", error.retry_after_s)
+                    continue
                 except (CapacityError, TimeoutError):
                     continue  # still there at the next listing, and swept again
             self._strays.pop(name, None)

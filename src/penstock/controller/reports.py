@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from penstock.controller.attempts import close_attempt
-from penstock.controller.slices import fail_slice, settle_ready, vacate
+from penstock.controller.slices import fail_slice, heed, settle_ready
 from penstock.controller.verbs import save_job, save_slice, verb
 from penstock.domain.custody import Held, Launch, Phase, SyncReply, SyncRequest
 from penstock.domain.endings import end_of
@@ -41,7 +41,7 @@ def hear(tx: Transaction, request: SyncRequest) -> SyncReply:
         return SyncReply(welcome=False, why=refusal)
     slice = _join(tx, slice, request)
     if request.notice:
-        slice = vacate(tx, slice, "notice", "the platform gave notice")
+        slice = heed(tx, slice)
     for held in request.held:
         _merge(tx, slice, request, held)
     return answer(tx, tx.slice(slice.id) or slice, request)

@@ -10,8 +10,9 @@ import msgspec
 
 from penstock.controller.jobs import NotFound
 from penstock.controller.verbs import verb
+from penstock.domain import places
 from penstock.domain.admission import BadInput
-from penstock.domain.nouns import Pool, Queue, Quota, Team, zone_id
+from penstock.domain.nouns import Pool, Queue, Quota, Team, untried
 from penstock.planner import zones
 from penstock.ports.store import Transaction
 
@@ -97,6 +98,8 @@ def put_pool(tx: Transaction, pool: Pool) -> Pool:
     old = tx.pool(pool.name)
     body = {"limit_chips": pool.max * pool.chips, "max": pool.max, "team": pool.team}
     limit(tx, "pool", pool.name, pool.max * pool.chips)
+    if pool.per_zone is not None:
+        pool = msgspec.structs.replace(pool, places=places.assign(pool, old, tx.pools(), tx.live_slices()))
     if old is None:
         return tx.add(pool, "pool.created", body=body)
     for field in ("team", "provider", "accelerator", "spot"):
@@ -113,7 +116,7 @@ def _forgive_zones(tx: Transaction, pool: Pool) -> tuple[str, ...]:
     """What went wrong before says nothing any more, because something was changed or mended. Answers where."""
     forgiven = []
     for name in pool.zones:
-        zone = tx.zone(zone_id(pool.provider, name, pool.accelerator, pool.spot))
+        zone = tx.zone(untried(pool, name).id)
         if zone is not None and zone.backoff_until:
             tx.save(zones.forgiven(zone), "zone.learned", body={"outcome": "forgiven"})
             if zone.backoff_until > tx.at:
@@ -131,6 +134,14 @@ def retry_zones(tx: Transaction, name: str) -> tuple[str, ...]:
 
 
 @verb
+def reopen_zone(tx: Transaction, provider: str, name: str) -> None:
+    """A zone that would not let us look does again: it is asked at once, but where slices could not be set up."""
+    for zone in tx.zones():
+        if (zone.provider, zone.zone) == (provider, name) and zone.backoff_until > tx.at and not zone.broken:
+            tx.save(zones.forgiven(zone), "zone.learned", body={"outcome": "forgiven"})
+
+
+@verb
 def delete_pool(tx: Transaction, name: str) -> Pool:
     """Make no more slices; those that exist drain and go."""
     old = tx.pool(name)
@@ -139,7 +150,7 @@ def delete_pool(tx: Transaction, name: str) -> Pool:
     if old.deleted:
         return old
     limit(tx, "pool", name, 0)
-    gone = msgspec.structs.replace(old, deleted=True, min=0, max=0, per_zone=None)
+    gone = msgspec.structs.replace(old, deleted=True, min=0, max=0, per_zone=None, places=())
     return tx.save(gone, "pool.deleted", body={"limit_chips": 0, "max": 0, "team": old.team})
 
 

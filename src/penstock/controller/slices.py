@@ -13,7 +13,7 @@ import msgspec
 from penstock.controller.verbs import Outdated, save_slice, verb
 from penstock.domain import limits
 from penstock.domain.lifecycle import BROKEN_SLICE_STATES, LIVE_ATTEMPT_STATES, SliceState
-from penstock.domain.nouns import Pool, Slice, StopOrder, Zone, zone_id
+from penstock.domain.nouns import Pool, Slice, StopOrder, Zone, untried
 from penstock.planner import zones
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, Seen
 from penstock.ports.store import Transaction
@@ -21,6 +21,7 @@ from penstock.ports.store import Transaction
 _COMING = (SliceState.INTENDED, SliceState.CREATING)
 _LOG_IN_SENTENCE = 600  #: characters
 _HELD = (*_COMING, SliceState.READY, SliceState.DRAINING)
+_NOTICE = "the platform gave notice"
 
 
 @verb
@@ -137,6 +138,8 @@ def _observe_one(tx: Transaction, slice: Slice, seen: Seen) -> None:
             provider_state=seen.state,
         )
     if slice.state not in _HELD:
+        if slice.state is SliceState.DELETING and slice.dirty and seen.state == PREEMPTED:
+            note_loss(tx, slice, "preempted, as its provider told only after its hosts had fallen silent")
         return
     if seen.state == READY:
         settle_ready(tx, slice)
@@ -165,11 +168,25 @@ def settle_ready(tx: Transaction, slice: Slice) -> Slice:
 
 def _lose(tx: Transaction, slice: Slice) -> None:
     if slice.ready_at is not None:
-        _learn(tx, slice, "lost", life_s=max(0.0, tx.at - slice.ready_at))
+        slice = note_loss(tx, slice, "the provider preempted it")
     else:
         _learn(tx, slice, "refused")
     lost = msgspec.structs.replace(slice, state=SliceState.PREEMPTED, idle_since=None, why="the provider took it away")
     save_slice(tx, slice, lost, "slice.preempted", why="the provider preempted it")
+
+
+def note_loss(tx: Transaction, slice: Slice, why: str) -> Slice:
+    """The platform takes away what worked: learned once, whichever way it is known first. Not a verb.
+
+    Hosts tell of a notice, listings and gets of the end; either may come late or never.
+    """
+    if slice.ready_at is None or slice.lost_at is not None:
+        return slice
+    ended_at = tx.at if slice.deleting_at is None else slice.deleting_at
+    life_s = max(0.0, ended_at - slice.ready_at)
+    _learn(tx, slice, "lost", life_s=life_s)
+    lost = msgspec.structs.replace(slice, lost_at=tx.at)
+    return save_slice(tx, slice, lost, "slice.lost", why=why, life_s=life_s)
 
 
 def fail_slice(tx: Transaction, slice: Slice, why: str) -> Slice:
@@ -257,8 +274,15 @@ def adopt(tx: Transaction, pool: Pool, id: str, machine: str) -> Slice:
     )
 
 
-def vacate(tx: Transaction, slice: Slice, why: str, told: str) -> Slice:
-    """Place nothing more here, and stop what is: the whole gang, so that all of it can save. Not a verb."""
+def heed(tx: Transaction, slice: Slice) -> Slice:
+    """A host told that the platform takes it away: what is here saves and stops, and the loss counts. Not a verb."""
+    slice = note_loss(tx, slice, _NOTICE)
+    order = StopOrder("notice", tx.at, f"slice {slice.id} was preempted with notice")
+    return _vacate(tx, slice, "notice", _NOTICE, order)
+
+
+def _vacate(tx: Transaction, slice: Slice, why: str, told: str, order: StopOrder) -> Slice:
+    """Place nothing more here, and stop what is: the whole gang, so that all of it can save."""
     if slice.state is SliceState.READY:
         slice = save_slice(
             tx,
@@ -269,11 +293,7 @@ def vacate(tx: Transaction, slice: Slice, why: str, told: str) -> Slice:
         )
     attempt = tx.attempt(slice.attempt) if slice.attempt else None
     if attempt is not None and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop is None:
-        tx.save(
-            msgspec.structs.replace(attempt, stop=StopOrder("drained", tx.at)),
-            "attempt.stopping",
-            body={"why": "drained"},
-        )
+        tx.save(msgspec.structs.replace(attempt, stop=order), "attempt.stopping", body={"why": order.why})
     return slice
 
 
@@ -287,14 +307,14 @@ def replace(tx: Transaction, id: str, why: str, now: bool) -> Slice:
     if attempt is None or attempt.state not in LIVE_ATTEMPT_STATES:
         return release_slice(tx, slice, why)
     if now:
-        return vacate(tx, slice, why, why)
+        return _vacate(tx, slice, why, why, StopOrder("drained", tx.at, f"slice {id} was given up: {why}"))
     if slice.state is SliceState.READY:
         drain(tx, id, why)
     return _slice(tx, id)
 
 
 @verb
-def release(tx: Transaction, id: str, why: str, useless: bool = False) -> None:
+def release(tx: Transaction, id: str, why: str, useless: bool = False, vanished: bool = False) -> None:
     """Commit that a slice is leaving; only after this may its delete be called."""
     slice = _slice(tx, id)
     if slice.attempt is not None:
@@ -306,6 +326,9 @@ def release(tx: Transaction, id: str, why: str, useless: bool = False) -> None:
     elif useless:
         # Whether its zone does not answer, its hosts cannot reach us or never came up: each further try costs.
         _learn(tx, slice, "refused", why=f"slice {id}: {why}")
+    elif vanished and slice.spot and slice.state in (SliceState.READY, SliceState.DRAINING):
+        # Nobody but the provider takes a spot slice away without a word.
+        slice = note_loss(tx, slice, "its provider knows nothing of it any more")
     release_slice(tx, slice, why)
 
 
@@ -388,8 +411,8 @@ def _learn(
 
 def _zone(tx: Transaction, slice: Slice) -> Zone:
     """What is known of a slice's kind of capacity in its zone."""
-    kind = (slice.provider, slice.zone, slice.accelerator, slice.spot)
-    return tx.zone(zone_id(*kind)) or Zone(provider=kind[0], zone=kind[1], accelerator=kind[2], spot=kind[3])
+    fresh = untried(slice, slice.zone)
+    return tx.zone(fresh.id) or fresh
 
 
 def _slice(tx: Transaction, id: str) -> Slice:

@@ -7,11 +7,12 @@ It must not decide what follows from an age.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.planner.snapshot import Snapshot, Witness
+from penstock.planner.snapshot import Mute, Snapshot, Witness
 from penstock.ports.capacity import READY
 from penstock.ports.clock import Clock
 
@@ -35,12 +36,20 @@ class Evidence:
         self._asked: dict[str, float] = {}
         self._deletes: dict[str, float] = {}
         self._tried: dict[str, float] = {}
+        self._unanswered: dict[tuple[str, str], float] = {}  #: zone -> when the first listing without an answer began
+        self._said: dict[tuple[str, str], tuple[str, bool]] = {}  #: what was said instead, and whether that was a no
+        #: Slices that this leader intended and of which nothing can exist: each create was refused, if one was called.
+        self.unmade: set[str] = set()
         self.busy: set[str] = set()
         self.objects_down = False
 
     def listen(self) -> None:
         """Start anew: syncs reach this process from now on."""
         self.listening_since = self._ticked_at = self._clock.steady()
+        self._unanswered.clear()
+        self._said.clear()
+        # Another leader may have made them meanwhile. A new set: calls of our last lead still write into the old one.
+        self.unmade = set()
 
     def heard(self, slice: str, host: int) -> None:
         hosts = self._heard.setdefault(slice, {})
@@ -58,6 +67,32 @@ class Evidence:
         now = self._clock.steady()
         first, _ = self._listed_without.get(slice, (now, now))
         self._listed_without[slice] = (first, now)
+
+    def listing(self, zone: tuple[str, str]) -> None:
+        """A listing of a zone, (provider, name), begins."""
+        self._unanswered.setdefault(zone, self._clock.steady())
+
+    def unlisted(self, zone: tuple[str, str], said: str, denied: bool) -> None:
+        """It had no listing to show."""
+        self._said[zone] = (said, denied)
+
+    def listed(self, zone: tuple[str, str]) -> bool:
+        """It answered, if only in part or that it is asked too often; true when it would not let us look before."""
+        self._unanswered.pop(zone, None)
+        return self._said.pop(zone, ("", False))[1]
+
+    def watched(self, zones: Collection[tuple[str, str]]) -> None:
+        """Only these are listed from now on: of others nothing is known."""
+        for zone in [zone for zone in self._unanswered if zone not in zones]:
+            self.listed(zone)
+
+    def _mute(self, steady: float) -> dict[tuple[str, str], Mute]:
+        mute = {}
+        for zone, since in self._unanswered.items():
+            said, denied = self._said.get(zone, ("", False))
+            if denied or steady - since >= limits.ZONE_MUTE_S:
+                mute[zone] = Mute(seconds=steady - since, said=said, denied=denied)
+        return mute
 
     def asked(self, slice: str, exists: bool) -> None:
         """The provider answered a direct get. Denial counts only after two listings far enough apart."""
@@ -86,6 +121,7 @@ class Evidence:
     def forget_slice(self, slice: str) -> None:
         for stamps in (self._listed_without, self._asked, self._deletes, self._tried):
             stamps.pop(slice, None)
+        self.unmade.discard(slice)
         self._missing.discard(slice)
         self._denied.discard(slice)
 
@@ -99,6 +135,7 @@ class Evidence:
         # A stall of this process ages all contacts at once. It is our silence, not theirs: listen anew.
         if steady - self._ticked_at > limits.SILENCE_S:
             self.listening_since = steady
+            self._unanswered = dict.fromkeys(self._unanswered, steady)
         self._ticked_at = steady
         self._note_stops(snapshot, steady)
         self._note_unjoined(snapshot, steady)
@@ -114,6 +151,8 @@ class Evidence:
             asked={id: steady - at for id, at in self._asked.items()},
             deletes={id: steady - at for id, at in self._deletes.items()},
             tried={id: steady - at for id, at in self._tried.items()},
+            unmade=set(self.unmade),
+            mute=self._mute(steady),
             busy=set(self.busy),
             overdue=self._overdue(snapshot, now),
             objects_down=self.objects_down,
@@ -170,7 +209,7 @@ class Evidence:
             del self._stopping[id]
         for id in [id for id in self._fenced if id not in snapshot.attempts]:
             del self._fenced[id]
-        stamped = {*self._listed_without, *self._asked, *self._deletes, *self._tried, *self._missing}
+        stamped = {*self._listed_without, *self._asked, *self._deletes, *self._tried, *self._missing, *self.unmade}
         for id in stamped - snapshot.slices.keys():
             self.forget_slice(id)
         if len(self._heard) > 2 * (len(snapshot.slices) + 256):

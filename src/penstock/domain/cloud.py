@@ -55,3 +55,9 @@ class CloudWish(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     def spot(self) -> bool:
         """Whether the provider may take it away at any time."""
         return self.kind in (SPOT, PREEMPTIBLE)
+
+
+def bought(spot: bool, wish: CloudWish | None) -> str:
+    """One of `KINDS`: how capacity is bought. Where no cloud is asked, `spot` is all that is known of it."""
+    kind = ON_DEMAND if wish is None else wish.kind
+    return SPOT if spot and kind == ON_DEMAND else kind

@@ -8,6 +8,7 @@ of it. It must not decide how the job goes on: that is `domain.policies`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from penstock.domain.classify import Signals, Verdict, classify, first_failure
@@ -28,7 +29,7 @@ def end_of(attempt: Attempt, cancelled: bool, outputs: tuple[str, ...] = ()) -> 
         stopped = cause_of_stop(attempt)
         if stopped is not None and not (outputs and set(outputs) <= set(attempt.outputs)):
             # Many programs save and exit with 0 when told to stop: only complete outputs tell that from the end.
-            return stopped, ("it ended well, but only after we told it to stop",)
+            return stopped, (*said_of_stop(attempt), "it ended well, but only after it was told to stop")
         hosts = f"all {attempt.hosts} hosts" if attempt.hosts > 1 else "its host"
         return Cause.SUCCEEDED, (f"{hosts} ended with exit code 0",)
     return cause_of(attempt)
@@ -38,7 +39,7 @@ def cause_of(attempt: Attempt) -> tuple[Cause, tuple[str, ...]]:
     """The cause that our own stop order gives, else that of the first failure; with its evidence."""
     stopped = cause_of_stop(attempt)
     if stopped is not None:
-        return stopped, ("we stopped it",)
+        return stopped, said_of_stop(attempt) or ("we stopped it",)
     exits = tuple(ended for ended in attempt.exits if not _killed_by_fence(attempt, ended))
     verdict = _first_failure(exits)
     if verdict is None and attempt.fencing_at is not None:
@@ -59,6 +60,14 @@ def cause_of_stop(attempt: Attempt) -> Cause | None:
         return None
     own = {"cancelled": Cause.CANCELLED, "timeout": Cause.TIMEOUT}
     return own.get(attempt.stop.why, Cause.PREEMPTED)
+
+
+def said_of_stop(attempt: Attempt) -> tuple[str, ...]:
+    """Why it was told to stop, where the order says more than that it was: then that is the evidence."""
+    if attempt.stop is None or not attempt.stop.said:
+        return ()
+    at = datetime.fromtimestamp(attempt.stop.at, UTC)
+    return (f"{attempt.stop.said} at {at:%Y-%m-%d %H:%M:%S} UTC",)
 
 
 def explained(exits: tuple[Exit, ...]) -> tuple[Exit, ...]:

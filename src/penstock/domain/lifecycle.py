@@ -120,6 +120,7 @@ SLICE_TABLE: Table = {
     **_same(tuple(SliceState), "slice.released", "slice.observed", "slice.swept"),
     **_same(_HELD_SLICE, "slice.reserved", "slice.unreserved"),
     (SliceState.READY, "slice.draining"): SliceState.DRAINING,
+    **_same((SliceState.READY, SliceState.DRAINING, SliceState.DELETING), "slice.lost"),
     **_to(_HELD_SLICE, "slice.preempted", SliceState.PREEMPTED),
     **_to(_HELD_SLICE, "slice.failed", SliceState.FAILED),
     **_to((*_HELD_SLICE, SliceState.PREEMPTED, SliceState.FAILED), "slice.deleting", SliceState.DELETING),

@@ -96,6 +96,12 @@ JOIN_TIMEOUT_S: Final = _limit(
 )
 TOMBSTONE_S: Final = _limit("TOMBSTONE_S", CREATE_TIMEOUT_S + 900.0, "s", "how long a deleted name stays under sweep")
 ORPHAN_S: Final = _limit("ORPHAN_S", 900.0, "s", "an unowned slice with our label is deleted within this")
+ZONE_MUTE_S: Final = _limit(
+    "ZONE_MUTE_S", 15.0, "s", "a zone that was not listed for so long is told of, and nothing new is asked for there"
+)
+HOSTS_ASK_S: Final = _limit(
+    "HOSTS_ASK_S", 3.0, "s", "a provider may take to say where hosts are: people wait for it, and we know most of it"
+)
 DELETE_RETRY_S: Final = _limit("DELETE_RETRY_S", 20.0, "s", "a delete that has not taken effect is asked for again")
 QUOTA_FREED_S: Final = _limit(
     "QUOTA_FREED_S", 5.0, "s", "after a refusal for want of quota while something of ours leaves: it frees some soon"
@@ -129,6 +135,10 @@ CREATES_AT_ONCE: Final = _limit(
 )
 INTENTS_PER_ZONE: Final = _limit(
     "INTENTS_PER_ZONE", 60, "slices", "of fleets and minimums not asked for yet: what a minute of creates can serve"
+)
+RATE_REST_S: Final = _limit("RATE_REST_S", 10.0, "s", "a provider that says 'too often', and not for how long, rests")
+RATE_REST_S_MAX: Final = _limit(
+    "RATE_REST_S_MAX", 600.0, "s", "however long it asks to be left alone: what is not deleted is paid for"
 )
 CALLS_AT_ONCE: Final = _limit(
     "CALLS_AT_ONCE", 16, "calls", "concurrent provider calls per zone: one that hangs holds up itself alone"

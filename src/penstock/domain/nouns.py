@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.domain import limits
 from penstock.domain.budgets import Budget, Spent
-from penstock.domain.cloud import CloudWish
+from penstock.domain.cloud import ON_DEMAND, SPOT, CloudWish, bought
 from penstock.domain.lifecycle import TERMINAL_JOB_STATES, AttemptState, Cause, JobState, SliceState
 from penstock.domain.transfers import Transfer
 
@@ -87,6 +87,7 @@ class Pool(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     idle_s: float = 600.0
     race: int = 1  #: zones asked at once for one slice; the first to be ready is kept
     per_zone: int | None = None
+    places: tuple[tuple[int, ...], ...] = ()  #: of a fleet, for each of `zones`: the numbers its slices there have
     teams: tuple[str, ...] = ()  #: other teams that may use it
     usd_per_chip_hour: float | None = None
     cloud: CloudWish | None = None  #: how its slices are bought and made, where a cloud makes them
@@ -296,8 +297,9 @@ class Exit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class StopOrder(msgspec.Struct, frozen=True, gc=False):
     """The agents were asked to stop an attempt."""
 
-    why: str  #: "cancelled", "reclaimed", "timeout", "gang", "replica", "drained"
+    why: str  #: "cancelled", "reclaimed", "timeout", "gang", "replica", "drained", "notice"
     at: float
+    said: str = ""  #: for people, where there is more to say: which slice is leaving, and why
 
 
 class Save(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -386,6 +388,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reserved: Reservation | None = None  #: may be over
     number: int | None = None  #: in a fleet: its place in its zone, which goes on to whoever replaces it
     asked_at: float | None = None  #: when the provider took the request; intents may wait for their turn before
+    lost_at: float | None = None  #: when it was known that the platform takes it: a loss is counted once
 
     @property
     def title(self) -> str:
@@ -409,6 +412,7 @@ class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     zone: str
     accelerator: str
     spot: bool
+    kind: str = ""  #: how it is bought; empty in rows of before more than spot and on-demand were told apart
     version: int = 0
     grants: float = 0.0  #: decayed counts
     refusals: float = 0.0
@@ -423,12 +427,18 @@ class Zone(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     why: str = ""  #: what the provider said when it last refused
 
     @property
+    def bought(self) -> str:
+        return self.kind or (SPOT if self.spot else ON_DEMAND)
+
+    @property
     def id(self) -> str:
-        return zone_id(self.provider, self.zone, self.accelerator, self.spot)
+        return f"{self.provider}/{self.zone}/{self.accelerator}/{self.bought}"
 
 
-def zone_id(provider: str, zone: str, accelerator: str, spot: bool) -> str:
-    return f"{provider}/{zone}/{accelerator}/{'spot' if spot else 'on-demand'}"
+def untried(it: Pool | Slice, zone: str) -> Zone:
+    """What is known of its kind of capacity in a zone where it was never asked for: nothing, but under which id."""
+    kind = bought(it.spot, it.cloud)
+    return Zone(provider=it.provider, zone=zone, accelerator=it.accelerator, spot=it.spot, kind=kind)
 
 
 class Quota(msgspec.Struct, frozen=True, gc=False, kw_only=True):

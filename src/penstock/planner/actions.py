@@ -52,6 +52,7 @@ class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
     slice: str
     why: str
     useless: bool = False  #: asking for it brought nothing that could be used: its zone is left alone for a while
+    vanished: bool = False  #: its provider knows nothing of it: nobody here has let it go
 
 
 class Drain(msgspec.Struct, frozen=True, gc=False, tag="drain"):

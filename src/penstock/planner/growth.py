@@ -16,10 +16,11 @@ import msgspec
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Pool, Slice
+from penstock.planner import places
 from penstock.planner.actions import Intend, Reason, Want
-from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, slow_since, zone_counts
+from penstock.planner.slices import UNREADY_SLICE_STATES, draining_of, held, leaving, slow_since
 from penstock.planner.snapshot import Snapshot
-from penstock.planner.zones import open_at, rank, zone_of
+from penstock.planner.zones import open_at, rank, unseen, zone_of
 
 
 class Room:
@@ -67,27 +68,25 @@ def upkeep(snapshot: Snapshot, now: float, room: Room) -> list[Intend]:
         return []
     intents: list[Intend] = []
     draining = draining_of(snapshot)
-    places, line = _Places(snapshot), _Line(snapshot)
+    line = _Line(snapshot)
     for name in sorted(snapshot.pools):
         pool = snapshot.pools[name]
         if pool.deleted:
             continue
+        gaps: list[tuple[tuple[str, ...], int | None]]
         if pool.per_zone is not None:
-            counts = zone_counts(snapshot, pool)
-            gaps: list[tuple[str, ...]] = [(zone,) for zone in pool.zones for _ in range(pool.per_zone - counts[zone])]
+            gaps = [((zone,), number) for zone, number in places.empty(snapshot, pool)]
         else:
             live = held(snapshot, name) - draining[name]
-            gaps = [pool.zones] * (min(pool.min, pool.max) - live)
-        for ahead, allowed in enumerate(gaps):
+            gaps = [(pool.zones, None)] * (min(pool.min, pool.max) - live)
+        for ahead, (allowed, number) in enumerate(gaps):
             if len(allowed) == 1 and line.full(pool.provider, allowed[0]):
                 continue  # spares a large fleet the ranking of what cannot be asked for yet
             zones = _open_zones(snapshot, pool, now, allowed, ahead)
             if zones and not line.full(pool.provider, zones[0]) and room.full(pool, pool.team, 1) is None:
                 intent = _intent(pool, pool.team, zones, room, 1)
                 line.add(pool.provider, intent.zones)
-                if pool.per_zone is not None:
-                    intent = msgspec.structs.replace(intent, number=places.take(allowed[0]))
-                intents.append(intent)
+                intents.append(msgspec.structs.replace(intent, number=number))
     return intents
 
 
@@ -105,26 +104,6 @@ class _Line:
 
     def add(self, provider: str, zones: Sequence[str]) -> None:
         self._waiting.update((provider, zone) for zone in zones)
-
-
-class _Places:
-    """Numbers of fleet slices: in each zone the lowest free one, over all fleets, so that a name means one slice."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._taken: dict[str, set[int]] | None = None
-
-    def take(self, zone: str) -> int:
-        if self._taken is None:  # in most rounds no fleet has a gap
-            self._taken = defaultdict(set)
-            for slices in self._snapshot.pool_slices.values():
-                for slice in slices.values():
-                    if slice.number is not None:
-                        self._taken[slice.zone].add(slice.number)
-        taken = self._taken.setdefault(zone, set())
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        taken.add(number)
-        return number
 
 
 def _intent(pool: Pool, team: str, zones: list[str], room: Room, slices: int) -> Intend:
@@ -222,7 +201,7 @@ def _serve(snapshot: Snapshot, now: float, want: Want, room: Room, coming: _Comi
         coming.take(pool.name, want.team, taken)
         ahead = coming.count(pool.name) + len(taken)
         intents: list[Intend] = []
-        for number in range(rest):
+        for number in range(rest if pool.per_zone is None else 0):  # a fleet fills its places by itself: `upkeep`
             zones = _open_zones(snapshot, pool, now, allowed, ahead + number)
             if want.same_zone:  # where the first goes, the others follow
                 zones = zones[:1]
@@ -297,11 +276,14 @@ def _blocked(
             sentence=f"pool {pool.name} has no zone that it may use",
             advice=f"allow one of {', '.join(pool.zones)}",
         )
-    soonest = min((zone_of(snapshot, pool, zone) for zone in zones), key=lambda known: known.backoff_until)
+    seen = [zone for zone in zones if (pool.provider, zone) not in snapshot.witness.mute]
+    if not seen:
+        return unseen(snapshot, pool, zones)
+    soonest = min((zone_of(snapshot, pool, zone) for zone in seen), key=lambda known: known.backoff_until)
     seconds = soonest.backoff_until - now
     if seconds <= 0:
         return None
-    said = f": {soonest.why}" if soonest.why else ""
+    said = f": {soonest.why.rstrip('. ')}" if soonest.why else ""  # providers end sentences, and this one goes on
     who = f"every zone of pool {pool.name}" if len(zones) > 1 else f"zone {soonest.zone} of pool {pool.name}"
     return Reason(
         code="zone_backoff",

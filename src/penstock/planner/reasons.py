@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from penstock.domain.budgets import HOUR_S, Spent, Unit, amount, called
+from penstock.domain.endings import said_of_stop
 from penstock.domain.lifecycle import JobState
 from penstock.domain.nouns import Job, Pool, Queue
 from penstock.planner import budgets
@@ -24,6 +25,7 @@ CODES: Final[Mapping[str, str]] = {
     "waiting_for_capacity": "no slice of the wanted kind is free, and no more may be made",
     "creating_slices": "slices for it are being made",
     "zone_backoff": "the zones refused lately; they are tried again at a known time",
+    "zone_mute": "the zones cannot be seen, for their API does not answer or refuses; nothing is asked for there",
     "quota": "the queue's quota is in use, and its peers have nothing to lend",
     "borrow_limit": "the queue has borrowed all it may",
     "team_limit": "the team's limit on chips is reached",
@@ -309,7 +311,9 @@ def _of_its_state(snapshot: Snapshot, job: Job) -> Reason | None:
     if job.state is JobState.QUEUED:
         return None
     if live and all(attempt.stop is not None for attempt in live.values()):
-        why = min((attempt.stop.why for attempt in live.values() if attempt.stop is not None), default="")
+        orders = {attempt.stop.why: said_of_stop(attempt) for attempt in live.values() if attempt.stop is not None}
+        why = min(orders)
+        why = "; ".join(orders[why]) or why
         return reason("stopping", f"Its attempt is being stopped ({why}); then it goes on or ends.", attempts=len(live))
     started = sum(len(attempt.started) for attempt in live.values())
     hosts = sum(attempt.hosts for attempt in live.values())

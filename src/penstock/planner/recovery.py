@@ -241,7 +241,7 @@ def _doubts(snapshot: Snapshot, closing: set[str]) -> Iterator[Action]:
                 why = f"silent for {silent[id]:.0f} s" if id in silent else "absent from listings"
                 yield Ask(id, why)
         elif slice.usable and silent[id] > IDLE_SILENCE_S and id in snapshot.witness.missing:
-            yield Release(id, "silent, and the provider knows nothing of it")
+            yield Release(id, "silent, and the provider knows nothing of it", vanished=True)
         elif slice.usable and silent[id] > AGENT_DEAD_S:
             yield Release(id, f"its agents have been silent for {silent[id]:.0f} s")
         elif slice.usable and silent[id] > IDLE_SILENCE_S and may_ask(snapshot, id):

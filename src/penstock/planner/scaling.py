@@ -16,6 +16,7 @@ from penstock.domain.lifecycle import COUNTED_SLICE_STATES, SliceState
 from penstock.domain.nouns import Pool, Slice
 from penstock.planner.actions import Action, Ask, Bury, Create, Delete, Drain, Release
 from penstock.planner.growth import Room, grow, upkeep
+from penstock.planner.places import too_many
 from penstock.planner.slices import (
     UNREADY_SLICE_STATES,
     draining_of,
@@ -25,11 +26,10 @@ from penstock.planner.slices import (
     may_ask,
     quiet,
     unlisted,
-    zone_counts,
     zone_known,
 )
 from penstock.planner.snapshot import Snapshot
-from penstock.planner.zones import open_at, patience_s
+from penstock.planner.zones import muteness, patience_s
 
 __all__ = ["grow", "settle"]
 
@@ -99,9 +99,10 @@ def _next_step(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
         case SliceState.READY:
             silent_s = snapshot.witness.silent.get(slice.id, 0.0)
             mute = f"its agents have been silent for {silent_s:.0f} s: " if silent_s >= limits.SILENCE_S else ""
-            return Release(slice.id, f"{mute}a process of an earlier attempt may still live there")
+            why = f"{mute}a process of an earlier attempt may still live there"
+            return Release(slice.id, why, vanished=slice.id in snapshot.witness.missing)
         case _:
-            return Release(slice.id, slice.why or slice.state.value)
+            return Release(slice.id, slice.why or slice.state.value, vanished=slice.id in snapshot.witness.missing)
 
 
 def _given_up(snapshot: Snapshot, slice: Slice, now: float) -> Release | None:
@@ -122,7 +123,11 @@ def _start(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
         return given_up
     if snapshot.maintenance or slice.id in snapshot.witness.busy:
         return None
-    wait_s = open_at(snapshot, snapshot.pools[slice.pool], slice.zone) - now
+    mute = snapshot.witness.mute.get((slice.provider, slice.zone))
+    if mute is not None:
+        # What may have been made is waited for. Of the rest nobody has to think: its zone is chosen anew later.
+        return Release(slice.id, muteness(slice.zone, mute)) if slice.id in snapshot.witness.unmade else None
+    wait_s = zone_known(snapshot, slice).backoff_until - now
     if wait_s > limits.ZONE_BACKOFF_FIRST_S:
         return Release(slice.id, "its zone went into back-off before it was created")
     return Create(slice.id) if wait_s <= 0 else None
@@ -133,7 +138,9 @@ def _await_ready(snapshot: Snapshot, slice: Slice, now: float) -> Action | None:
     if given_up is not None:
         return given_up
     if snapshot.witness.unjoined.get(slice.id, 0.0) >= limits.JOIN_TIMEOUT_S:
-        return Release(slice.id, f"its agents did not all join within {limits.JOIN_TIMEOUT_S:.0f} s", useless=True)
+        why = f"its agents did not all join within {limits.JOIN_TIMEOUT_S:.0f} s"
+        # One that was adopted was set up by a person: that it failed says nothing of its zone.
+        return Release(slice.id, why, useless=not snapshot.pools[slice.pool].adopted)
     return _look_for(snapshot, slice)
 
 
@@ -142,13 +149,18 @@ def _look_for(snapshot: Snapshot, slice: Slice) -> Action | None:
     if not unlisted(snapshot, slice.id):
         return None
     if slice.id in snapshot.witness.denied:
-        return Release(slice.id, "vanished: absent from listings, and a direct get found nothing")
+        return Release(slice.id, "vanished: absent from listings, and a direct get found nothing", vanished=True)
     return Ask(slice.id, "absent from listings") if may_ask(snapshot, slice.id) else None
 
 
 def _see_off(snapshot: Snapshot, slice: Slice) -> Action | None:
-    """Delete until the slice is not listed any more, ask whether it is really gone, and bury it."""
+    """Delete until the slice is not listed any more, ask whether it is really gone, and bury it.
+
+    What was never made needs none of that, and in a zone that cannot be seen it would wait for ever (ADR 0035).
+    """
     witness = snapshot.witness
+    if slice.id in witness.unmade and slice.id not in witness.busy:
+        return Bury(slice.id, ("nothing was ever made of it: no create of it was sent that was not refused",))
     if unlisted(snapshot, slice.id):
         if slice.id in witness.denied:
             apart = f"absent from complete listings {witness.absent[slice.id]:.0f} s apart"
@@ -173,8 +185,8 @@ def _shrink_pools(snapshot: Snapshot, settling: _Settling, keep: set[str]) -> No
                     settling.add(slice, Release(slice.id, "its pool is deleted"))
             continue
         if pool.per_zone is not None:
-            _level_fleet(snapshot, settling, pool, keep)
-        if settling.live(name) > pool.max:
+            _level_fleet(snapshot, settling, pool, keep)  # by place: what stays is never more than its maximum
+        elif settling.live(name) > pool.max:
             for slice, action in _dispensable(snapshot, slices.values(), keep, f"pool {name} was made smaller"):
                 if settling.live(name) <= pool.max:
                     break
@@ -183,15 +195,9 @@ def _shrink_pools(snapshot: Snapshot, settling: _Settling, keep: set[str]) -> No
 
 
 def _level_fleet(snapshot: Snapshot, settling: _Settling, pool: Pool, keep: set[str]) -> None:
-    counts = zone_counts(snapshot, pool)
-    for zone in sorted(counts):
-        wanted = (pool.per_zone or 0) if zone in pool.zones else 0
-        if counts[zone] <= wanted:
-            continue
-        here = [slice for slice in snapshot.pool_slices[pool.name].values() if slice.zone == zone]
-        excess = counts[zone] - wanted - sum(slice.id in settling.actions for slice in here)
-        why = f"pool {pool.name} has more than {wanted} in {zone}"
-        for slice, action in _dispensable(snapshot, here, keep, why):
+    for spare, slices, why in too_many(snapshot, pool):
+        excess = spare - sum(slice.id in settling.actions for slice in slices)
+        for slice, action in _dispensable(snapshot, slices, keep, why):
             if excess <= 0:
                 break
             if slice.id not in settling.actions:

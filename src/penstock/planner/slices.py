@@ -11,7 +11,8 @@ from typing import Final
 
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Pool, Slice, Zone, zone_id
+from penstock.domain.nouns import Slice, Zone, untried
+from penstock.domain.places import has
 from penstock.planner.snapshot import Snapshot
 from penstock.planner.zones import slow_after_s
 
@@ -52,6 +53,9 @@ def leaving(snapshot: Snapshot, slice: Slice) -> str | None:
         return "its pool is deleted"
     if slice.race is not None and _outrun(snapshot, slice, slice.race):
         return "another slice of its race was ready first"
+    # A fleet that an earlier release made has no places written down; `scaling` looks after it.
+    if slice.number is not None and pool.places and not has(pool, slice.zone, slice.number):
+        return f"fleet {pool.name} was made smaller"
     return None
 
 
@@ -75,6 +79,9 @@ def slow_since(snapshot: Snapshot, slice: Slice, now: float) -> float | None:
     begun_at = slice.begun_at
     if slice.state is SliceState.INTENDED:
         unanswered_s = snapshot.witness.tried.get(slice.id)
+        mute = snapshot.witness.mute.get((slice.provider, slice.zone))
+        if unanswered_s is None and mute is not None:
+            unanswered_s = mute.seconds  # it is not even asked for there
         if unanswered_s is None:
             return None  # it waits for its turn to be asked for: that is our pace, not its zone's
         begun_at = now - unanswered_s
@@ -84,9 +91,8 @@ def slow_since(snapshot: Snapshot, slice: Slice, now: float) -> float | None:
 
 def zone_known(snapshot: Snapshot, slice: Slice) -> Zone:
     """What is known of a slice's kind of capacity where it is; nothing yet, if it is the first."""
-    kind = (slice.provider, slice.zone, slice.accelerator, slice.spot)
-    known = snapshot.zones.get(zone_id(*kind))
-    return known or Zone(provider=kind[0], zone=kind[1], accelerator=kind[2], spot=kind[3])
+    fresh = untried(slice, slice.zone)
+    return snapshot.zones.get(fresh.id, fresh)
 
 
 def draining_of(snapshot: Snapshot) -> Counter[str]:
@@ -98,9 +104,3 @@ def held(snapshot: Snapshot, pool: str) -> int:
     """Slices that count against the pool's maximum."""
     known = snapshot.pools.get(pool)
     return 0 if known is None else snapshot.used.get(("pool", pool), 0) // known.chips
-
-
-def zone_counts(snapshot: Snapshot, pool: Pool) -> Counter[str]:
-    """Per zone, slices of a fleet that count and stay."""
-    slices = snapshot.pool_slices.get(pool.name, {}).values()
-    return Counter(slice.zone for slice in slices if slice.state is not SliceState.DRAINING)

@@ -26,6 +26,14 @@ from penstock.planner.deadlines import Deadlines
 SERVING_SLICE_STATES = frozenset({SliceState.READY, SliceState.DRAINING})
 
 
+class Mute(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A zone that could not be listed: what is there cannot be seen, and what is not there cannot be proven."""
+
+    seconds: float  #: since the first of the listings that had no answer began
+    said: str = ""  #: what the last of them got instead; "" while there was nothing at all
+    denied: bool = False  #: it answers, and will not let us look
+
+
 class Witness(msgspec.Struct):
     """What this process has seen with its own steady clock; ages in seconds. Lost at a restart, and seen again.
 
@@ -42,6 +50,8 @@ class Witness(msgspec.Struct):
     asked: dict[str, float] = {}  #: slice -> seconds since the provider was asked about it directly
     deletes: dict[str, float] = {}  #: slice -> seconds since delete was last called
     tried: dict[str, float] = {}  #: slice -> seconds since a create of it was first left without an answer
+    unmade: set[str] = set()  #: slices of which it is certain that nothing was ever made
+    mute: dict[tuple[str, str], Mute] = {}  #: (provider, zone) -> why it cannot be listed
     busy: set[str] = set()  #: slices with a provider call in flight
     overdue: set[str] = set()  #: attempts past their timeout and grace
     objects_down: bool = False  #: the bucket could not be written when last tried

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from penstock.domain import limits
-from penstock.domain.nouns import Pool, Slice, Zone, zone_id
-from penstock.planner.snapshot import Snapshot
+from penstock.domain.nouns import Pool, Slice, Zone, untried
+from penstock.planner.actions import Reason
+from penstock.planner.snapshot import Mute, Snapshot
 
 Outcome = Literal["granted", "refused", "lost", "broken"]
 
@@ -165,15 +167,43 @@ def patience_s(zone: Zone, slice: Slice) -> float:
 
 def zone_of(snapshot: Snapshot, pool: Pool, zone: str) -> Zone:
     """What is known of a pool's zone; nothing yet, if it was never tried."""
-    known = snapshot.zones.get(zone_id(pool.provider, zone, pool.accelerator, pool.spot))
-    if known is not None:
-        return known
-    return Zone(provider=pool.provider, zone=zone, accelerator=pool.accelerator, spot=pool.spot)
+    fresh = untried(pool, zone)
+    return snapshot.zones.get(fresh.id, fresh)
 
 
 def open_at(snapshot: Snapshot, pool: Pool, zone: str) -> float:
-    """When the zone's back-off ends; in the past, or 0, when it may be tried now."""
+    """When the zone's back-off ends; in the past, or 0, when it may be tried now; never while it cannot be seen."""
+    if (pool.provider, zone) in snapshot.witness.mute:
+        return math.inf
     return zone_of(snapshot, pool, zone).backoff_until
+
+
+def unseen(snapshot: Snapshot, pool: Pool, zones: Sequence[str]) -> Reason:
+    """Why a pool gets nothing from zones none of which can be seen."""
+    mute = {zone: snapshot.witness.mute[pool.provider, zone] for zone in zones}
+    longest = max(mute, key=lambda zone: (mute[zone].seconds, zone))
+    told = muteness(longest, mute[longest]) + (f", and so it is in {len(mute) - 1} more" if len(mute) > 1 else "")
+    return Reason(
+        code="zone_mute",
+        sentence=f"pool {pool.name} makes nothing where nothing can be seen: {told}",
+        numbers={"seconds": mute[longest].seconds, "zones": len(mute)},
+        advice=f"{mute_advice(mute[longest])}; other zones for pool {pool.name} would do meanwhile",
+    )
+
+
+def muteness(zone: str, mute: Mute) -> str:
+    """In one line what is known of a zone that cannot be listed."""
+    if mute.denied:
+        return f"the API of zone {zone} has refused for {mute.seconds:.0f} s: {mute.said[:WHY_CHARACTERS]}"
+    said = f" (last: {mute.said[:WHY_CHARACTERS]})" if mute.said else ""
+    return f"the API of zone {zone} has not answered for {mute.seconds:.0f} s{said}"
+
+
+def mute_advice(mute: Mute) -> str:
+    """What somebody can do about it."""
+    if mute.denied:
+        return "give the server's account the right to list, create and delete TPUs there"
+    return "see whether the server reaches the API, and what the provider says of it"
 
 
 def rank(snapshot: Snapshot, pool: Pool, now: float, ahead: int = 0) -> list[str]:

@@ -93,6 +93,10 @@ class Transient(CapacityError):
     """Unreachable, slow or broken for now; whether the call took effect is unknown."""
 
 
+class Unsent(Transient):
+    """The provider could not even be asked: nothing took effect."""
+
+
 class Capacity(Protocol):
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
-"""The route that takes over a TPU that exists: a slice and a pool of its own in the store, our labels on the machine.
+"""The routes that take over a TPU that exists: a slice and a pool of its own in the store, our labels on the machine.
 
-`tpu adopt` calls it, then runs the script of the answer on every host. The slice is committed before the label is set,
-so that nothing ever bears our label without belonging to something. Only operators may: what has no label of ours has
-no team, and with `own` it is deleted one day.
+`tpu adopt` calls them: it runs the script of the answer on every host, and says where that failed. The slice is
+committed before the label is set, so that nothing ever bears our label without belonging to something. Only operators
+may: what has no label of ours has no team, and with `own` it is deleted one day.
 """
 
 from __future__ import annotations
@@ -12,32 +12,27 @@ import logging
 import secrets
 from typing import Final
 
-import msgspec
-
 from penstock.controller.jobs import NotFound
-from penstock.domain import admission, catalogue, limits
+from penstock.domain import admission, catalogue
 from penstock.domain.cloud import ON_DEMAND, SPOT, CloudWish
-from penstock.domain.lifecycle import SliceState
+from penstock.domain.lifecycle import COUNTED_SLICE_STATES, SliceState
 from penstock.domain.nouns import Pool, Role, Slice
 from penstock.ports.capacity import CapacityError, Existing, PermissionDenied
 from penstock.ports.store import Reader
+from penstock.server.arrivals import arrivals
+from penstock.server.fleets import SLICE_ID
 from penstock.server.routing import Call, Refusal, Route
 from penstock.server.service import Adopter, Service
-from penstock.wire.capacity import AdoptReply, AdoptRequest
+from penstock.wire.capacity import AdoptReply, AdoptRequest, UnreachedRequest
 
 audit = logging.getLogger("penstock.audit")
 _CLOUD: Final = "tpu_vm"
+_SAID_CHARACTERS: Final = 300
+_ASK_S: Final = 7.0  #: for each of two questions to the provider: whoever asks us waits 15 s for our answer
 
 
-class _Known(msgspec.Struct, frozen=True):
-    pool: Pool | None
-    slice: Slice | None  #: what the machine is already
-    held: bool  #: the pool has slices
-
-
-def _read(reader: Reader, pool: str, slice: str | None) -> _Known:
-    held = any(each.pool == pool and each.state is not SliceState.DELETING for each in reader.live_slices())
-    return _Known(reader.pool(pool), reader.slice(slice) if slice is not None else None, held)
+def _read_slice(reader: Reader, id: str) -> Slice | None:
+    return reader.slice(id)
 
 
 async def adopt(service: Service, call: Call) -> AdoptReply:
@@ -49,10 +44,13 @@ async def adopt(service: Service, call: Call) -> AdoptReply:
     if adopter is None:
         raise Refusal("conflict", "name: this server has no cloud", field="name", advice="set [tpu_vm] project")
     found = await _find(adopter, request)
-    known = await service.store.read(_read, request.name, found.slice)
-    slice = known.slice if known.slice is not None and known.slice.state is SliceState.CREATING else None
-    if slice is None:
-        slice = await _take(service, call, adopter, found, known)
+    known = await service.store.read(_read_slice, found.slice) if found.slice is not None else None
+    if known is not None and known.state is SliceState.CREATING:
+        slice = known
+    elif known is not None and known.state is not SliceState.GONE:
+        raise _taken(found, known)
+    else:
+        slice = await _take(service, call, adopter, found)
     try:
         script = adopter.script(slice)
     except CapacityError as error:
@@ -60,9 +58,28 @@ async def adopt(service: Service, call: Call) -> AdoptReply:
     return AdoptReply(slice=slice.id, pool=slice.pool, hosts=slice.hosts, script=script, returns=not found.script)
 
 
+async def unreached(service: Service, call: Call) -> None:
+    """Whoever adopts a TPU could not set up some of its hosts: people see why, until it is ready or given up."""
+    id = call.params["id"]
+    slice = await service.store.read(_read_slice, id)
+    if slice is None or slice.state is not SliceState.CREATING:
+        raise NotFound("slice", f"{id} that is being adopted")
+    told = call.given(UnreachedRequest).hosts
+    for host in told:
+        if not 0 <= host.index < slice.hosts:
+            detail = f"hosts: {host.index} is no host of slice {id}, which has {slice.hosts}"
+            raise Refusal("bad_input", detail, field="hosts", advice="the first is 0")
+    for host in told:
+        arrivals(service).note(id, host.index, f"not set up by {call.user.name}: {_plain(host.said)}")
+
+
+def _plain(said: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in said)[:_SAID_CHARACTERS]
+
+
 async def _find(adopter: Adopter, request: AdoptRequest) -> Existing:
     try:
-        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+        async with asyncio.timeout(_ASK_S):
             found = await adopter.inspect(request.name, request.zone)
     except (CapacityError, TimeoutError) as error:
         raise _unanswered(request.name, error) from error
@@ -76,13 +93,20 @@ async def _find(adopter: Adopter, request: AdoptRequest) -> Existing:
     return found
 
 
-async def _take(service: Service, call: Call, adopter: Adopter, found: Existing, known: _Known) -> Slice:
-    """Commit the slice, then label the machine."""
-    if known.slice is not None and known.slice.state is SliceState.READY:
-        raise Refusal("conflict", f"name: {found.name} is slice {known.slice.id} already", field="name")
-    if known.held or (known.pool is not None and not (known.pool.deleted or known.pool.adopted)):
-        detail = f"name: there is a pool {found.name!r} already"
-        raise Refusal("conflict", detail, field="name", advice=f"`tpu pools rm {found.name}` first")
+def _taken(found: Existing, slice: Slice) -> Refusal:
+    """It bears our label and is in use, or on its way out: a new label could be taken off with the old one."""
+    if slice.state in COUNTED_SLICE_STATES:
+        return Refusal("conflict", f"name: {found.name} is slice {slice.id} already", field="name")
+    detail = f"name: {found.name} is being let go as slice {slice.id}, which is {slice.state.value}"
+    return Refusal("unavailable", detail, field="name", advice="adopt it again in a moment")
+
+
+async def _take(service: Service, call: Call, adopter: Adopter, found: Existing) -> Slice:
+    """Commit the slice, then label the machine. Of two at once the second goes on with the first one's slice."""
+    try:
+        adopter.check()
+    except CapacityError as error:
+        raise _unanswered(found.name, error) from error
     try:
         row = catalogue.find(found.accelerator)
     except catalogue.UnknownAccelerator as error:
@@ -102,14 +126,19 @@ async def _take(service: Service, call: Call, adopter: Adopter, found: Existing,
         adopted=True,
     )
     own = call.given(AdoptRequest).own
-    audit.info("%s/%s adopts TPU %s", call.user.team, call.user.name, found.name)
-    slice = await service.found_fitting(service.commands(call.user).adopt(pool, secrets.token_hex(8)))
+    machine = secrets.token_hex(8)
+    slice = await service.found_fitting(service.commands(call.user).adopt(pool, machine))
+    first = slice.provider_id == machine
+    if first:
+        audit.info("%s/%s adopts TPU %s", call.user.team, call.user.name, found.name)
     try:
-        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+        async with asyncio.timeout(_ASK_S):
             await adopter.take(found, slice, own=own)
     except (CapacityError, TimeoutError) as error:
-        # Its slice will be found to be absent, and buried; the pool goes now, so that the name is free.
-        await service.commands(call.user).delete_pool(pool.name)
+        # Refused for good, the name is free at once. Else whoever asks again labels this same slice; if nobody does, it
+        # is found to be absent and let go.
+        if first and isinstance(error, PermissionDenied):
+            await service.commands(call.user).delete_pool(pool.name)
         raise _unanswered(found.name, error) from error
     return slice
 
@@ -119,4 +148,15 @@ def _unanswered(name: str, error: Exception) -> Refusal:
     return Refusal(code, f"TPU {name}: {str(error) or 'no answer in time'}")
 
 
-ROUTES: Final = (Route("POST", "/v1/adopt", adopt, takes=AdoptRequest, gives=AdoptReply, role=Role.OPERATOR),)
+ROUTES: Final = (
+    Route("POST", "/v1/adopt", adopt, takes=AdoptRequest, gives=AdoptReply, role=Role.OPERATOR),
+    Route(
+        "POST",
+        "/v1/slices/{id}/unreached",
+        unreached,
+        takes=UnreachedRequest,
+        role=Role.OPERATOR,
+        status=204,
+        path_rules=SLICE_ID,
+    ),
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +22,11 @@ from penstock.controller.verbs import Outdated
 from penstock.domain import limits
 from penstock.domain.custody import SyncRequest
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Job, Slice, Zone, zone_id
+from penstock.domain.nouns import Job, Slice, Zone, untried
 from penstock.planner.slices import slow_since, zone_known
+from penstock.planner.zones import mute_advice, muteness
 from penstock.ports.store import Reader
-from penstock.server.auth import joins
+from penstock.server.auth import belongs, joins
 from penstock.server.routing import ID_PATTERN, Call, Parameter, Raw, Refusal, Route
 from penstock.server.service import Service
 
@@ -103,12 +104,18 @@ def _slow(service: Service, slice: Slice) -> tuple[str, float | None]:
 
 
 #: Reasons of waiting that slices on their way explain further.
-CAPACITY_CODES: Final = frozenset({"creating_slices", "waiting_for_capacity", "zone_backoff", "pool_at_max"})
+CAPACITY_CODES: Final = frozenset(
+    {"creating_slices", "waiting_for_capacity", "zone_backoff", "zone_mute", "pool_at_max"}
+)
 _DETAILS_MAX: Final = 8
 
 
-def capacity_details(service: Service, job: Job) -> tuple[str, ...]:
-    """How far slices are that a waiting job could use, and what zones said when they last gave none."""
+def capacity_details(service: Service, job: Job, said: str) -> tuple[str, ...]:
+    """How far slices are that a waiting job could use, and what zones said when they last gave none.
+
+    What a zone said is left out where the reason (`said`) has it already, with the time of the next try: providers
+    are wordy. A zone that is left alone because set-up fails there is told of all the same, with the cure.
+    """
     snapshot, now = service.controller.snapshot, service.clock.now()
     resources, team = job.spec.resources, job.spec.team
     pools = {
@@ -125,9 +132,15 @@ def capacity_details(service: Service, job: Job) -> tuple[str, ...]:
             lines.append(f"slice {slice.id} in {slice.zone}: {doing}, asked for {age_s:.0f} s ago{slow}")
     for pool in pools.values():
         for name in pool.zones:
-            zone = snapshot.zones.get(zone_id(pool.provider, name, pool.accelerator, pool.spot))
-            if zone is not None and zone.why and pool.provider != "local":
-                lines.append(f"zone {name}: {zone.why}{_rests(zone, now)}")
+            mute = snapshot.witness.mute.get((pool.provider, name))
+            if mute is not None:
+                lines.append(f"{muteness(name, mute)}; {mute_advice(mute)}")
+            zone = snapshot.zones.get(untried(pool, name).id)
+            if zone is None or not zone.why or pool.provider == "local":
+                continue
+            told = zone.why.rstrip(". ")
+            if told not in said or zone.broken >= limits.SETUP_FAILURES_MAX:
+                lines.append(f"zone {name}: {told}{_rests(zone, now)}")
     return tuple(dict.fromkeys(lines))[:_DETAILS_MAX]
 
 
@@ -160,8 +173,8 @@ async def arriving(service: Service, call: Call) -> None:
 
 
 async def fetch_bundle(service: Service, call: Call) -> Raw:
-    """The archive a host becomes ours with: Python, agent, and what jobs may import."""
-    await _slice_of(service, call)
+    """The archive a host becomes ours with: Python, agent, and what jobs may import; also for one that mends itself."""
+    await _slice_of(service, call, belongs)
     sha256 = call.params["sha256"]
     path = service.bundle(sha256) if service.bundle is not None else None
     if path is None:
@@ -170,10 +183,10 @@ async def fetch_bundle(service: Service, call: Call) -> Raw:
     return Raw(_pieces(path), "application/gzip", {"content-length": str(size)})
 
 
-async def _slice_of(service: Service, call: Call) -> Slice:
-    """The slice of the query, if the caller has its join token."""
+async def _slice_of(service: Service, call: Call, is_host: Callable[[bytes, str, str | None], bool] = joins) -> Slice:
+    """The slice of the query, if the caller is a host of it."""
     id = call.query["slice"]
-    if not joins(service.key, id, call.headers.get("authorization")):
+    if not is_host(service.key, id, call.headers.get("authorization")):
         raise Refusal("unauthenticated", "the token is not the join token of this slice", field="slice")
     slice = await service.store.read(_read_slice, id)
     if slice is None:

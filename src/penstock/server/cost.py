@@ -14,9 +14,11 @@ from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
+import msgspec
+
 from penstock.domain import cost
 from penstock.domain.cost import By, Hold, Hour, Ledger, Parts, bill, goodput, hold_of, stand_of
-from penstock.domain.nouns import Attempt, Job, Slice
+from penstock.domain.nouns import Attempt, Job, Slice, untried
 from penstock.ports.store import Reader
 from penstock.server.routing import Call, Parameter, Refusal, Route
 from penstock.server.service import Service
@@ -158,10 +160,8 @@ def read_life(reader: Reader, attempt: Attempt | None) -> float | None:
     slice = reader.slice(attempt.slices[0].slice)
     if slice is None:
         return None
-    kind = (slice.provider, slice.zone, slice.accelerator, slice.spot)
-    found = (one.life_s for one in reader.zones() if (one.provider, one.zone, one.accelerator, one.spot) == kind)
-    life = next(found, None)
-    return None if life is None else life / len(attempt.slices)
+    zone = reader.zone(untried(slice, slice.zone).id)
+    return None if zone is None or zone.life_s is None else zone.life_s / len(attempt.slices)
 
 
 def job_cost(job: Job, attempts: list[Attempt], life_s: float | None, now: float) -> JobCost:
@@ -200,7 +200,13 @@ async def get_job_cost(service: Service, call: Call) -> JobCost:
     """What one job used, and how often it should save."""
     job = await service.find_job(call, call.params["id"])
     attempts, life = await service.store.read(_read_job, job.id)
-    return job_cost(job, attempts, life, service.clock.now())
+    now = service.clock.now()
+    each = tuple(_row(one.id, "one", [(one.usd_per_chip_hour, _parts(one, now))]) for one in attempts)
+    return msgspec.structs.replace(job_cost(job, attempts, life, now), attempts=each)
+
+
+def _parts(attempt: Attempt, now: float) -> Parts:
+    return cost.parts_of(hold_of(attempt), 0.0, now)
 
 
 _QUERY: Final = (

@@ -17,9 +17,11 @@ import msgspec
 from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Job, Pool, Role, Slice, Zone, zone_id
-from penstock.planner.zones import odds
-from penstock.ports.capacity import CapacityError
+from penstock.domain.nouns import Job, Pool, Role, Slice, Zone, untried
+from penstock.domain.places import has
+from penstock.planner.snapshot import Mute
+from penstock.planner.zones import mute_advice, muteness, odds
+from penstock.ports.capacity import Address, CapacityError
 from penstock.ports.store import Reader
 from penstock.server.routing import Call, Parameter, Refusal, Route
 from penstock.server.service import Service
@@ -76,14 +78,32 @@ async def list_hosts(service: Service, call: Call) -> HostPage:
     ask = service.addresses.get(slice.provider)
     if ask is None:
         return HostPage(tuple(HostView(index=index) for index in range(slice.hosts)))
+    mute = service.controller.snapshot.witness.mute.get((slice.provider, slice.zone))
+    if mute is not None:
+        return _last_known(service, slice, f"{muteness(slice.zone, mute)}; {mute_advice(mute)}")
     try:
-        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+        async with asyncio.timeout(limits.HOSTS_ASK_S):
             found = await ask(slice.id, slice.zone)
-    except (CapacityError, TimeoutError) as error:
-        said = str(error) or "no answer in time"
-        raise Refusal("unavailable", f"slice {slice.id}: its hosts cannot be asked for: {said}") from error
+    except TimeoutError:
+        told = f"the API of zone {slice.zone} did not answer within {limits.HOSTS_ASK_S:.0f} s; try again"
+        return _last_known(service, slice, told)
+    except CapacityError as error:
+        return _last_known(service, slice, f"the API of zone {slice.zone} refused: {error}")
     return HostPage(
         tuple(HostView(index=index, inside=at.inside, outside=at.outside) for index, at in enumerate(found))
+    )
+
+
+def _last_known(service: Service, slice: Slice, trouble: str) -> HostPage:
+    """Hosts as they were last seen, of a provider that cannot be asked now: most of them are still there."""
+    remembered = service.known_addresses.get(slice.provider)
+    known = remembered(slice.id, slice.zone) if remembered is not None else ()
+    places = [*known, *[Address("")] * (slice.hosts - len(known))]
+    return HostPage(
+        tuple(
+            HostView(index=index, inside=at.inside, outside=at.outside, trouble=trouble)
+            for index, at in enumerate(places)
+        )
     )
 
 
@@ -123,9 +143,20 @@ async def recreate(service: Service, call: Call) -> RecreateReply:
         wanted=pool.always,
         ready=sum(slice.state is SliceState.READY for slice in found.slices),
         coming=sum(slice.state in _COMING for slice in found.slices),
-        broken=tuple(slice.title for slice in found.slices if slice.state not in _STAYING),
+        broken=_broken(pool, found.slices),
         retried=retried,
     )
+
+
+def _broken(pool: Pool, slices: list[Slice]) -> tuple[str, ...]:
+    """What waits to be replaced, each once: of a place that was lost again before its first slice was gone, two leave.
+
+    Not a place that has a ready slice by now, nor one that its fleet does not have any more.
+    """
+    whole = {slice.title for slice in slices if slice.state is SliceState.READY}
+    lost = (slice for slice in slices if slice.state not in _STAYING and slice.title not in whole)
+    kept = (slice for slice in lost if slice.number is None or has(pool, slice.zone, slice.number))
+    return tuple(dict.fromkeys(slice.title for slice in kept))
 
 
 # --- zones ---
@@ -142,23 +173,24 @@ def _read_zones(reader: Reader, team: str | None) -> _Known:
 async def list_zones(service: Service, call: Call) -> ZonePage:
     """What was learned of each zone that a pool of the team names: odds, times, price, and how long it rests."""
     known = await service.store.read(_read_zones, call.walls)
-    now = service.clock.now()
+    now, mute = service.clock.now(), service.controller.snapshot.witness.mute
     views: dict[str, ZoneView] = {}
     for pool in known.pools:
         for name in pool.zones:
-            id = zone_id(pool.provider, name, pool.accelerator, pool.spot)
-            fresh = Zone(provider=pool.provider, zone=name, accelerator=pool.accelerator, spot=pool.spot)
-            views.setdefault(id, _zone_view(known.zones.get(id, fresh), pool, now))
+            fresh = untried(pool, name)
+            silent = mute.get((pool.provider, name))
+            views.setdefault(fresh.id, _zone_view(known.zones.get(fresh.id, fresh), pool, now, silent))
     return ZonePage(tuple(_in_order(views.values())))
 
 
-def _zone_view(zone: Zone, pool: Pool, now: float) -> ZoneView:
+def _zone_view(zone: Zone, pool: Pool, now: float, mute: Mute | None) -> ZoneView:
     price = pool.usd_per_chip_hour
     return ZoneView(
         provider=zone.provider,
         zone=zone.zone,
         accelerator=zone.accelerator,
         spot=zone.spot,
+        kind=zone.bought,
         odds=round(odds(zone, now), 3),
         tries=zone.tries,
         ready_s=zone.ready_s,
@@ -168,12 +200,16 @@ def _zone_view(zone: Zone, pool: Pool, now: float) -> ZoneView:
         refusals=zone.streak,
         why=zone.why,
         tried_at=zone.tried_at or None,
+        silent_s=0.0 if mute is None else round(mute.seconds, 1),
+        silent_since=None if mute is None else now - mute.seconds,
+        denied=mute is not None and mute.denied,
+        said="" if mute is None else mute.said,
     )
 
 
 def _in_order(views: Iterable[ZoneView]) -> list[ZoneView]:
     """By kind, and of each kind the most promising first."""
-    return sorted(views, key=lambda one: (one.accelerator, one.spot, -one.odds, one.zone))
+    return sorted(views, key=lambda one: (one.accelerator, one.kind, -one.odds, one.zone))
 
 
 ROUTES: Final = (

@@ -267,7 +267,7 @@ async def why(service: Service, call: Call) -> WhyView:
         as_of=as_of,
         numbers=dict(reason.numbers),
         details=(
-            *(capacity_details(service, job) if reason.code in CAPACITY_CODES else ()),
+            *(capacity_details(service, job, reason.sentence) if reason.code in CAPACITY_CODES else ()),
             *troubles(service, job, attempts),
             *_moved(attempts),
         ),

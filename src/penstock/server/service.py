@@ -57,6 +57,9 @@ class Settings:
 class Adopter(Protocol):
     """A cloud, as far as things in it can be adopted."""
 
+    def check(self) -> None:
+        """Raises `CapacityError` where no host can be made ours now."""
+
     async def inspect(self, name: str, zone: str) -> Existing | None: ...
     async def take(self, found: Existing, slice: Slice, *, own: bool) -> None: ...
     def script(self, slice: Slice) -> str: ...
@@ -86,6 +89,8 @@ class Service:
     adopter: Adopter | None = None
     #: Provider -> where the hosts of a slice of its are, by name and zone; those who cannot tell are left out.
     addresses: Mapping[str, Callable[[str, str], Awaitable[Sequence[Address]]]] = field(default_factory=dict)
+    #: The same without asking: where they were when the provider last told.
+    known_addresses: Mapping[str, Callable[[str, str], Sequence[Address]]] = field(default_factory=dict)
     #: Region -> its own root, where that is not the main one; and the region of the main one, "" if nobody said.
     region_roots: Mapping[str, Stock] = field(default_factory=dict)
     root_region: str = ""

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.domain import limits
+from penstock.domain import limits, policies
 from penstock.domain.budgets import Budget, Spent
-from penstock.domain.endings import first_exit
-from penstock.domain.lifecycle import AttemptState, JobState
+from penstock.domain.endings import first_exit, said_of_stop
+from penstock.domain.lifecycle import INFRASTRUCTURE_CAUSES, TERMINAL_JOB_STATES, AttemptState, Cause, JobState
 from penstock.domain.nouns import (
     Attempt,
     Command,
@@ -113,7 +113,27 @@ def exit_code(exits: Sequence[Exit]) -> int | None:
     return 0 if exits and all(exit.well for exit in exits) else None
 
 
-def attempt_view(attempt: Attempt) -> AttemptView:
+def goes_on(job: Job, attempt: Attempt, attempts: Sequence[Attempt]) -> str:
+    """How a job goes on after one of its attempts lost its place; empty where it did not, and where none follows."""
+    cause = attempt.cause
+    if cause is None and attempt.stop is not None and attempt.stop.why == "notice":
+        cause = Cause.PREEMPTED
+    if cause not in INFRASTRUCTURE_CAUSES:
+        return ""
+    after = [each for each in attempts if each.replica == attempt.replica and each.fence > attempt.fence]
+    if after:
+        return f"the job resumed (stage {after[0].stage})" if after[0].stage else "the job started again"
+    if job.state in TERMINAL_JOB_STATES or job.cancel_at is not None or job.cause is not None:
+        return ""
+    go = policies.PRESETS[job.spec.rule.preset].on.get(cause, policies.Go.STOP)
+    if go is policies.Go.STOP:
+        return ""
+    if go is policies.Go.RERUN or attempt.started_at is None:
+        return "the job starts again"
+    return "the job resumes from its newest checkpoint" if attempt.saves else "the job resumes"
+
+
+def attempt_view(job: Job, attempt: Attempt, attempts: Sequence[Attempt]) -> AttemptView:
     return AttemptView(
         id=attempt.id,
         replica=attempt.replica,
@@ -126,7 +146,8 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         started_at=attempt.started_at,
         closed_at=attempt.closed_at,
         cause=attempt.cause.value if attempt.cause is not None else None,
-        evidence=attempt.evidence,
+        evidence=attempt.evidence or said_of_stop(attempt),
+        then=goes_on(job, attempt, attempts),
         exit_code=exit_code(attempt.exits),
         copied=attempt.copied,
     )
@@ -147,6 +168,9 @@ def job_view(
     last = attempts[-1] if attempts else None
     started = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
     said = [progress[attempt.id] for attempt in attempts if attempt.id in progress]
+    chains: dict[int, list[Attempt]] = {}  # a thousand replicas, lost ten times each, are not held against each other
+    for attempt in attempts:
+        chains.setdefault(attempt.replica, []).append(attempt)
     return JobView(
         id=job.id,
         name=spec.name,
@@ -176,7 +200,7 @@ def job_view(
         progress=max(said, key=lambda one: one.at, default=None),
         cost_usd=cost_usd,
         used=used,
-        attempts=tuple(attempt_view(attempt) for attempt in attempts) if whole else (),
+        attempts=tuple(attempt_view(job, attempt, chains[attempt.replica]) for attempt in attempts) if whole else (),
     )
 
 
@@ -241,7 +265,7 @@ def slice_view(
     slow_since: float | None = None,
     silence: str = "",
 ) -> SliceView:
-    """`silence`: since when it does not speak, where it should; it is all that is known of a slice that hangs."""
+    """`silence`: since when it or its zone does not speak; it is all that is known of a slice that hangs."""
     return SliceView(
         id=slice.id,
         team=slice.team,
@@ -260,7 +284,7 @@ def slice_view(
         made_at=slice.intended_at,
         ready_at=slice.ready_at,
         idle_since=slice.idle_since,
-        why=slice.why or silence,
+        why="; ".join(line for line in (slice.why, silence) if line),
         arriving=arriving,
         title=slice.title,
         held_since=held.created_at if held is not None else None,

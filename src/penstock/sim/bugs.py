@@ -23,7 +23,7 @@ from penstock.domain.lifecycle import BILLED_SLICE_STATES, AttemptState, Cause, 
 from penstock.domain.nouns import Attempt, Exit, Job, Slice, StopOrder
 from penstock.objects.memory import MemoryObjects
 from penstock.planner import actions, backfill, snapshot
-from penstock.ports.capacity import CapacityError, Listing
+from penstock.ports.capacity import CapacityError, Listing, NameTaken, Seen
 from penstock.ports.store import Transaction
 from penstock.sim.planted import REGISTRY, Bug, Undo, bug, swap
 from penstock.store import rows, sqlite, turns, writing
@@ -366,6 +366,18 @@ def _unreachable_is_empty() -> list[Undo]:
         self._evidence.asked(id, exists=seen is not None)
 
     return [swap(observe.Observer, "_fetch", fetch), swap(execute.Executor, "_ask", ask)]
+
+
+@bug("asked-is-unmade", "a slice that was asked for is still believed never to have been made", "S14", "L4")
+def _asked_is_unmade() -> list[Undo]:
+    async def ask_for(self: Any, slice: Slice) -> Seen | None:
+        try:
+            made: Seen | None = await self._capacities[slice.provider].create(slice)
+        except NameTaken:
+            made = await self._capacities[slice.provider].get(slice.id, slice.zone)
+        return made
+
+    return [swap(execute.Executor, "_ask_for", ask_for)]
 
 
 BUGS: Mapping[str, Bug] = REGISTRY

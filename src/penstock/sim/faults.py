@@ -143,7 +143,8 @@ class Chaos:
         if verb != "delete" or not self._strike(self._again_rate, "C2", f"a second create of {name} is on its way"):
             return
         wanted = self._slice(name)
-        if wanted is not None and self.world is not None:
+        # What was swept has no hosts in its row: nobody knows what was once asked for under that name.
+        if wanted is not None and wanted.hosts and self.world is not None:
             seconds = self._rng.uniform(60.0, 600.0)
             cloud, label = self.world.cloud, self.world.label
             asyncio.get_running_loop().call_later(seconds, cloud.land, wanted, wanted.provider, label)

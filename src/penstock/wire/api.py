@@ -113,6 +113,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: float | None = None
     cause: str | None = None
     evidence: tuple[str, ...] = ()
+    then: str = ""  #: how the job goes on, where its capacity was taken away
     exit_code: int | None = None
     copied: Transfer | None = None  #: a checkpoint that was brought from another region first
 

@@ -14,6 +14,7 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     inside: str = ""
     outside: str = ""
+    trouble: str = ""  #: why its provider could not be asked: then these are the last known ones, if any
 
 
 class HostPage(msgspec.Struct, frozen=True):
@@ -50,6 +51,7 @@ class ZoneView(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     accelerator: str
     spot: bool
+    kind: str = ""  #: how it is bought: on-demand, spot, preemptible, reserved, flex-start
     odds: float  #: that the next try is granted, from 0 to 1; 0.5 where nothing is known
     tries: int
     ready_s: float | None = None  #: smoothed, from the wish to a slice that works
@@ -59,6 +61,10 @@ class ZoneView(msgspec.Struct, frozen=True, kw_only=True):
     refusals: int = 0  #: in a row
     why: str = ""  #: what it said when it last refused
     tried_at: float | None = None
+    silent_s: float = 0.0  #: its API has not shown what is there for so long; 0: it does
+    silent_since: float | None = None
+    denied: bool = False  #: not for want of an answer: it refuses
+    said: str = ""  #: what it said instead; nothing where it hangs
 
 
 class ZonePage(msgspec.Struct, frozen=True):
@@ -71,6 +77,19 @@ class AdoptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     zone: str
     own: bool = False
+
+
+class HostTrouble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What went wrong with one host of a slice, in the words of whoever tried."""
+
+    index: int
+    said: str
+
+
+class UnreachedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts of an adopted TPU that could not be set up."""
+
+    hosts: tuple[HostTrouble, ...]
 
 
 class AdoptReply(msgspec.Struct, frozen=True, kw_only=True):

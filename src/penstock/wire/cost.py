@@ -51,3 +51,4 @@ class JobCost(msgspec.Struct, frozen=True, kw_only=True):
     between_losses_s: float | None = None
     save_every_s: float | None = None  #: null: not enough is known
     advice: str = ""
+    attempts: tuple[CostRow, ...] = ()  #: each by its id, and they add up to `row`; a job's own view leaves them out

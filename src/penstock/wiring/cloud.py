@@ -29,9 +29,10 @@ from penstock.capacity.tpu_rest import FixedTokens, LoginTokens, Tokens, TpuRest
 from penstock.capacity.tpu_vm import TpuVmCapacity
 from penstock.domain import limits
 from penstock.domain.lifecycle import COUNTED_SLICE_STATES, SliceState
+from penstock.domain.mounts import as_attached
 from penstock.domain.nouns import Slice
 from penstock.emulator.vm_disk import OWN_NAME
-from penstock.ports.capacity import CapacityError, Existing, PermissionDenied, Transient
+from penstock.ports.capacity import CapacityError, Existing, PermissionDenied, Unsent
 from penstock.ports.clock import Clock
 from penstock.server.auth import join_token
 from penstock.wiring import bundle
@@ -81,7 +82,7 @@ class Cloud:
         self._bundle: bundle.Bundle | None = None
         self._broken = ""
         self._bundle_roots = bundle_roots
-        self._rest = TpuRest(settings.project, _tokens(settings), endpoint=settings.endpoint)
+        self._rest = TpuRest(settings.project, _tokens(settings), endpoint=settings.endpoint, clock=clock)
         self.capacity = TpuVmCapacity(
             self._rest,
             label=label,
@@ -176,10 +177,13 @@ class Cloud:
         logger.info("agent bundle %s: %.0f MB, %.1f s", made.sha256[:12], made.size / 1e6, self._clock.steady() - began)
         self._bundle = made
 
+    def _packed(self) -> bundle.Bundle:
+        if self._bundle is None:
+            raise PermissionDenied(self._broken) if self._broken else Unsent("the agent bundle is being built")
+        return self._bundle
+
     def _metadata(self, wanted: Slice) -> Mapping[str, str]:
-        made = self._bundle
-        if made is None:
-            raise PermissionDenied(self._broken) if self._broken else Transient("the agent bundle is being built")
+        made = self._packed()
         boot = Boot(
             server=self._server,
             bundle_url=f"{self._server}/v1/agent/bundle/{made.sha256}",
@@ -187,10 +191,13 @@ class Cloud:
             sha256=made.sha256,
             built_for=made.built_for,
         )
-        mounts = wanted.cloud.mounts if wanted.cloud is not None else ()
+        mounts = as_attached(wanted.cloud.mounts, wanted.cloud.disks) if wanted.cloud is not None else ()
         return metadata(boot, wanted.id, join_token(self._key, wanted.id), mounts)
 
     # --- adoption (`server.adoption.Adopter`) ---
+    def check(self) -> None:
+        self._packed()
+
     async def inspect(self, name: str, zone: str) -> Existing | None:
         return await self.capacity.inspect(name, zone)
 

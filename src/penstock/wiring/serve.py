@@ -45,6 +45,7 @@ from penstock.wiring.bridges import FirestoreSettings, beside_server, configured
 from penstock.wiring.caches import HostCaches
 from penstock.wiring.clock import SystemClock
 from penstock.wiring.home import TEAM, Home, Unusable, locked
+from penstock.wiring.ports import open_port
 from penstock.wiring.roots import open_objects, open_regions
 from penstock.wiring.settings import ServerSettings, shown
 from penstock.wiring.stores import is_postgres, open_store
@@ -231,6 +232,7 @@ def _build(
         bundle=cloud.file if cloud is not None else None,
         adopter=cloud,
         addresses={CLOUD: cloud.capacity.addresses} if cloud is not None else {},
+        known_addresses={CLOUD: cloud.capacity.known_addresses} if cloud is not None else {},
         region_roots=region_roots,
         root_region=root_region,
     )
@@ -376,18 +378,13 @@ async def _until_it_answers(http: _Http, serving: asyncio.Task[None]) -> None:
 def _listen(settings: ServerSettings, home: Home) -> socket.socket:
     """The listening socket. Without a port of the operator's choice, the one agents and people knew last time."""
     tried = [settings.port] if settings.port else [*([home.last_port()] if home.last_port() else []), 0]
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     for port in tried:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((settings.host, port))
-        except OSError as error:
-            listener.close()
+            listener = open_port(settings.host, port)
+        except Unusable:
             if port == tried[-1]:
-                raise Unusable(f"cannot listen on {settings.host} port {port}: {error.strerror}") from error
+                raise
             continue
-        listener.set_inheritable(False)
         if not settings.port:
             home.keep_port(listener.getsockname()[1])
         return listener

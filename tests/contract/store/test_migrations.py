@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.domain.nouns import Quota
+from penstock.domain.nouns import Quota, untried
 from penstock.ports.store import StoreError, Unavailable
 from penstock.store.doctor import examine
 from penstock.store.inline import InlineCore, InlineStore
@@ -19,7 +19,7 @@ from penstock.store.migrate import Migration, SchemaMismatch, migrate, migration
 from penstock.store.postgres import PostgresLink
 from penstock.store.reading import RowReader
 from penstock.store.sqlite import SqliteLink
-from tests.contract.store.examples import PAYLOAD, a_job, submit
+from tests.contract.store.examples import PAYLOAD, a_job, a_pool, submit
 from tests.contract.store.harness import HandClock, sqlite_file
 
 CLOCK = HandClock()
@@ -65,6 +65,9 @@ def test_a_store_of_the_first_schema_comes_up_with_its_data(opener: Callable[[],
     assert reader.dependants("j0001") == ["j0003"]
     assert reader.quota("team", "red") == Quota(scope="team", name="red", limit_chips=64, used_chips=16, version=1)
     assert reader.control().maintenance
+    (zone,) = reader.zones()
+    assert (zone.id, zone.bought) == ("fake/zone-a/v5litepod-8/spot", "spot"), "it knew no other kinds"
+    assert reader.zone(untried(replace(a_pool(), spot=True), "zone-a").id) == zone
     assert len(reader.events(0, 999)) == reader.last_seq() == 25
     store = InlineStore(InlineCore(link, CLOCK))
     asyncio.run(store.transact(submit, a_job(9)))

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.capacity import startup, tpu_vm
 from penstock.capacity.startup import Boot, by_hand, metadata
+from penstock.capacity.tpu_requests import OWNER_LABEL, SLICE_LABEL
 from penstock.emulator.tpu_world import World
 from penstock.ports.capacity import READY, Address
 from tests.unit.capacity.test_tpu_vm import ZONE, Scene, play, slice_of
@@ -101,6 +102,35 @@ def test_what_was_given_away_is_deleted() -> None:
         await scene.capacity.delete("s7", ZONE)
         scene.clock.at += 60
         assert await scene.capacity.inspect("by-hand", ZONE) is None
+
+    play(scene, story())
+
+
+def test_what_another_installation_adopted_is_no_slice_of_ours() -> None:
+    scene = Scene(World())
+
+    async def story() -> None:
+        await foreign(scene, labels={OWNER_LABEL: "penstock-others", SLICE_LABEL: "s7"})
+        found = await scene.capacity.inspect("by-hand", ZONE)
+        assert found is not None
+        assert (found.owner, found.slice) == ("penstock-others", None)
+
+    play(scene, story())
+
+
+def test_addresses_are_remembered_from_listings_and_forgotten_with_their_slice() -> None:
+    scene = Scene(World())
+
+    async def story() -> None:
+        await foreign(scene)
+        await scene.capacity.adopt("by-hand", ZONE, "s7", "m7", own=False)
+        assert scene.capacity.known_addresses("s7", ZONE) == ()
+        await scene.capacity.list(ZONE)
+        known = scene.capacity.known_addresses("s7", ZONE)
+        assert known == await scene.capacity.addresses("s7", ZONE) != ()
+        await scene.capacity.delete("s7", ZONE)
+        await scene.capacity.list(ZONE)
+        assert scene.capacity.known_addresses("s7", ZONE) == ()
 
     play(scene, story())
 

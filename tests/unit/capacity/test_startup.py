@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from penstock.capacity.startup import SCRIPT_KEY, TOKEN_KEY, Boot, metadata
 from penstock.domain.cloud import Mount
+from tests.missing import missing
 
 SHA = "ab" * 32
 BOOT = Boot(
@@ -86,3 +89,24 @@ def test_a_host_that_has_joined_comes_up_without_a_token_and_any_other_does_not(
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "credential.json").touch()
     assert boots() == (0, "up:\n")
+
+
+def test_systemd_understands_how_the_agent_is_kept(tmp_path: Path) -> None:
+    """The properties that `systemd-run` is given, as the unit that it makes of them. No systemd runs here that could
+    start one; its own checker reads it."""
+    if shutil.which("systemd-analyze") is None:
+        missing("systemd-analyze: nothing else here reads units as systemd does")
+    script = metadata(BOOT, "s1", "t")[SCRIPT_KEY]
+    (command,) = re.findall(r"systemd-run (.*?) \"\$@\"", script, re.DOTALL)
+    given = re.findall(r"--property=(\S+)", command)
+    assert "KillMode=process" in given, "payloads live on while the agent is restarted"
+    unit = tmp_path / "penstock-agent.service"
+
+    def said(*lines: str) -> str:
+        unit.write_text("\n".join(("[Service]", "ExecStart=/bin/sleep 1", *lines, "")))
+        words = ["systemd-analyze", "verify", "--man=no", str(unit)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        return "".join(line for line in done.stderr.splitlines() if unit.name in line)
+
+    assert said(*given) == ""
+    assert "KillMod" in said("KillMod=process"), "a word that systemd does not know would be seen"

@@ -17,6 +17,7 @@ from penstock.domain.nouns import Pool, Team
 from penstock.emulator.tpu_faults import TpuFault
 from penstock.emulator.tpu_world import World
 from penstock.objects.memory import MemoryObjects
+from penstock.ports.capacity import RateLimited
 from penstock.store.sqlite import SqliteStore
 from tests.unit.capacity.test_tpu_vm import Scene, play
 
@@ -169,5 +170,51 @@ def test_an_operation_that_may_not_be_asked_about_now_is_asked_about_later() -> 
         assert sorted(fleet.told) == sorted(ZONES)
         assert fleet.clock.at - began >= 20.0
         assert fleet.answers("operations.get", 429) == 1
+
+    play(fleet, story())
+
+
+def test_told_to_wait_nobody_asks_that_zone_the_same_until_then_and_others_are_asked() -> None:
+    """Whoever it is that asks: the controller keeps its own holds, others may not."""
+    fault = TpuFault(kind="refuse", call="nodes.get", zone=ZONES[0], status=429, retry_after_s=40)
+    fleet = Fleet(1, fault)
+
+    async def story() -> None:
+        capacity = fleet.capacity
+        refused: list[float | None] = []
+        for _ in range(8):
+            for ask in (capacity.addresses, capacity.inspect, capacity.get, capacity.clear_token):
+                try:
+                    await ask("s1", ZONES[0])
+                except RateLimited as error:
+                    refused.append(error.retry_after_s)
+            fleet.clock.at += 4.0
+        assert refused[:5] == [40.0, 40.0, 40.0, 40.0, 36.0]
+        assert len(refused) == 32
+        assert fleet.answers("nodes.get", 429) == 1
+        assert fleet.answers("nodes.get", 404) == 0
+        await capacity.list(ZONES[0])
+        assert await capacity.get("s1", ZONES[1]) is None
+        fleet.clock.at += 8.0
+        assert await capacity.get("s1", ZONES[0]) is None
+        assert fleet.answers("nodes.get", 429) == 1
+
+    play(fleet, story())
+
+
+def test_a_controller_in_doubt_asks_once_and_then_waits_as_long_as_it_was_told() -> None:
+    fault = TpuFault(kind="refuse", call="nodes.get", status=429, retry_after_s=150)
+    fleet = Fleet(2, fault)
+
+    async def story() -> None:
+        await fleet.set_up()
+        await fleet.live(STEP_S)
+        for slice in (await fleet.capacity.list(ZONES[0])).slices:
+            await fleet.rest.call("DELETE", f"{fleet.rest.zone(ZONES[0])}/nodes/{slice.name}")
+        await fleet.live(200.0)
+        assert fleet.answers("nodes.get", 429) == 1
+        assert fleet.answers("nodes.get", 404) == 0
+        await fleet.live(60.0)
+        assert fleet.answers("nodes.get", 404) >= 1
 
     play(fleet, story())

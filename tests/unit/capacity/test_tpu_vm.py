@@ -14,6 +14,7 @@ import pytest
 from penstock.capacity import startup, tpu_requests, tpu_vm
 from penstock.capacity.startup import TOKEN_KEY
 from penstock.capacity.tpu_rest import FixedTokens, TpuRest
+from penstock.domain import limits
 from penstock.domain.cloud import CloudWish, Mount
 from penstock.domain.nouns import Slice
 from penstock.emulator.gcs import GcsEmulator
@@ -62,6 +63,7 @@ class Scene:
             "p1",
             FixedTokens("t"),
             endpoint="http://emulator",
+            clock=self.clock,
             transport=httpx2.ASGITransport(app=application, raise_app_exceptions=False),
         )
         self.told: list[str] = []
@@ -298,16 +300,18 @@ def test_every_option_of_a_pool_reaches_the_request() -> None:
         external_ip=False,
         service_account="a@b.iam",
         tags=("x", "y"),
-        disks=("projects/p1/zones/z/disks/d",),
+        disks=("projects/p1/zones/z/disks/d", "plain"),
         mounts=(Mount("nfs", "h:/e", "/mnt/e"),),
     )
-    body = tpu_requests.node_body(slice_of(cloud=wish), "house", "m1", {}, tpu_requests.Defaults())
+    body = tpu_requests.node_body(slice_of(cloud=wish), "house", "m1", {}, tpu_requests.Defaults(), project="p2")
     assert body["runtimeVersion"] == "v2-alpha-tpuv5-lite"
     assert body["networkConfig"] == {"network": "n1", "subnetwork": "sub1", "enableExternalIps": False}
     assert body["schedulingConfig"] == {"spot": False, "preemptible": True, "reserved": False}
     assert body["serviceAccount"]["email"] == "a@b.iam"
     assert body["tags"] == ["x", "y"]
-    assert body["dataDisks"] == [{"sourceDisk": "projects/p1/zones/z/disks/d", "mode": "READ_ONLY"}]
+    # The API wants full names; a plain one is a disk of the slice's own zone.
+    named = ("projects/p1/zones/z/disks/d", f"projects/p2/zones/{ZONE}/disks/plain")
+    assert body["dataDisks"] == [{"sourceDisk": name, "mode": "READ_ONLY"} for name in named]
     assert msgspec.json.decode(msgspec.json.encode(wish), type=CloudWish) == wish
 
 
@@ -372,3 +376,48 @@ def test_the_join_token_is_taken_out_of_a_nodes_metadata_and_all_else_stays() ->
         await scene.capacity.clear_token("s1", ZONE)
 
     play(scene, story())
+
+
+@pytest.mark.parametrize(
+    ("headers", "rest_s"),
+    [
+        ({"retry-after": "25"}, 25.0),
+        ({"retry-after": "Sun, 15 Nov 2026 12:00:40 GMT", "date": "Sun, 15 Nov 2026 12:00:00 GMT"}, 40.0),
+        ({"retry-after": "Sun, 15 Nov 2026 11:00:00 GMT", "date": "Sun, 15 Nov 2026 12:00:00 GMT"}, 0.0),
+        ({"retry-after": "Sun, 15 Nov 2026 12:00:40 GMT"}, limits.RATE_REST_S),
+        ({"retry-after": "soon"}, limits.RATE_REST_S),
+        ({"retry-after": "86400"}, limits.RATE_REST_S_MAX),
+        ({}, limits.RATE_REST_S),
+    ],
+)
+def test_a_kind_of_call_rests_for_as_long_as_the_service_says(headers: dict[str, str], rest_s: float) -> None:
+    clock, sent = HandClock(), 0
+    said = {
+        "error": {"code": 429, "message": "Quota exceeded: ReadRequests per minute", "status": "RESOURCE_EXHAUSTED"}
+    }
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        nonlocal sent
+        sent += 1
+        return httpx2.Response(429, json=said, headers=headers)
+
+    async def story() -> None:
+        rest = TpuRest("p1", FixedTokens("t"), endpoint="http://x", clock=clock, transport=httpx2.MockTransport(answer))
+        path = f"{rest.zone(ZONE)}/nodes/s1"
+        for wait_s in (0.0, rest_s - 0.5, 0.5):
+            clock.at += max(0.0, wait_s)
+            with pytest.raises(RateLimited):
+                await rest.call("GET", path)
+        assert sent == (2 if rest_s else 3)
+        for method, other in (
+            ("GET", f"{rest.zone(ZONE)}/nodes"),
+            ("DELETE", path),
+            ("GET", path.replace("-a/", "-b/")),
+        ):
+            before = sent
+            with pytest.raises(RateLimited):
+                await rest.call(method, other)
+            assert sent == before + 1, "other calls were not what it was tired of"
+        await rest.close()
+
+    asyncio.run(story())

@@ -143,6 +143,7 @@ class StandIn:
             (r"DELETE /v1/pools/([^/]+)", lambda name, **_: self._drop(self.pools, name)),
             (r"GET /v1/queues", lambda **_: _json(api.QueuePage(tuple(self.queues.values())))),
             (r"PUT /v1/queues/([^/]+)", self._put_queue),
+            (r"DELETE /v1/queues/([^/]+)", lambda name, **_: self._drop(self.queues, name)),
             (r"GET /v1/slices/([^/]+)/hosts", lambda id, **_: _json(capacity.HostPage(self.hosts.get(id, ())))),
             (r"POST /v1/slices/([^/]+)/replace", self._replace),
             (r"PUT /v1/(slices|pools)/([^/]+)/reservation", self._reserve),

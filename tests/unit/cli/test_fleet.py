@@ -107,6 +107,26 @@ def test_whatever_goes_is_asked_for(fleet: StandIn, words: str, capsys: pytest.C
     assert fleet.pools["fleet-v3-8"].cloud == CloudWish()
 
 
+def test_waiting_tells_how_far_it_is(fleet: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fleet", "status", "--wait", "0s"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "fleet-v3-8: 2 of 4 ready, 1 coming, 1 leaving\n"
+    assert said.out.startswith("fleet-v3-8: 2 of 4 ready, 1 coming, 1 leaving\nNAME")
+    assert run(["fleet", "delete", "--yes", "--wait", "0s"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == "fleet-v3-8: 4 slices still there"
+
+
+def test_a_fleet_in_one_zone_is_in_that_zone(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fleet", "create", "one", "--zones", A, "--per-zone", "1", "--type", "v3-8"]) == 0
+    assert capsys.readouterr().out.startswith(f"one: 1 slice of v3-8 in {A}; ")
+
+
+def test_among_pools_a_fleet_has_a_count_and_is_never_idle(fleet: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pools"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fleet-v3-8")]
+    assert line.split()[4:] == ["4", "of", "4", "on-demand", "-", "lab"]
+
+
 def test_growing_asks_nobody(fleet: StandIn) -> None:
     assert run(["fleet", "resize", "--per-zone", "6"]) == 0
     assert fleet.pools["fleet-v3-8"].per_zone == 6
@@ -147,6 +167,9 @@ def test_one_slice_is_described_by_any_of_its_names(fleet: StandIn, capsys: pyte
         said = capsys.readouterr().out
         assert "34.0.0.9, 10.0.0.9" in said
         assert "unpacking" in said
+    fleet.hosts["s9"] = (HostView(index=0, inside="127.16.0.9", outside="127.16.0.9"),)
+    assert run(["describe", "s9"]) == 0
+    assert capsys.readouterr().out.count("127.16.0.9") == 1, "one address is one address"
     assert run(["describe", "s2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["why"] == "the provider took it away"
     assert run(["describe", "s"]) == 2
@@ -270,3 +293,44 @@ def test_a_mount_is_for_hosts_that_are_there_and_that_come(
 def test_the_users_own_ssh_is_used() -> None:
     assert program("scp", "nsenter -n /usr/bin/ssh -F x") == ["nsenter", "-n", "/usr/bin/scp", "-F", "x"]
     assert program("ssh", None) == ["ssh"]
+
+
+NO_ANSWER = f"the API of zone {A} has not answered for 42 s; see whether the server reaches the API"
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.9"])
+def test_what_is_known_is_shown_though_the_zone_does_not_answer(
+    fleet: StandIn, address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet.hosts["s9"] = (HostView(index=0, inside=address, trouble=NO_ANSWER),)
+    assert run(["describe", "s9"]) == 0
+    said = capfd.readouterr().out
+    assert f"tpu-{A}-1" in said
+    assert "unpacking" in said
+    assert f"{NO_ANSWER}; addresses are {'the last known ones' if address else 'not known'}" in said
+    assert run(["describe", "s9", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["addresses"][0]["trouble"] == NO_ANSWER
+    code = run(["ssh", "s9", "--ssh", str(recorder(tmp_path)), "--", "true"])
+    told = capfd.readouterr().err
+    assert NO_ANSWER in told
+    assert (code, (tmp_path / "told").exists()) == ((0, True) if address else (3, False))
+
+
+@pytest.mark.parametrize(
+    ("denied", "said", "told"),
+    [
+        (False, "", "its API has not answered for 1m10s (since 20"),
+        (True, "no right", "its API has refused for 1m10s (since 20"),
+    ],
+)
+def test_zones_that_cannot_be_seen_are_told_of(
+    fleet: StandIn, denied: bool, said: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = {"silent_s": 70.0, "silent_since": 1_700_000_000.0, "denied": denied, "said": said}
+    fleet.zones[0] = msgspec.structs.replace(fleet.zones[0], **silent)
+    for words in (["fleet", "status"], ["zones"]):
+        assert run(words) == 0
+        shown = next(line for line in capsys.readouterr().out.splitlines() if told in line)
+        assert A in shown
+        assert said in shown
+        assert "nothing is made there until" in shown

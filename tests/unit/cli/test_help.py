@@ -50,4 +50,30 @@ def test_help_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_other_names_are_commands_too(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
-    assert f"Usage: tpu {name}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Usage: tpu {name}" in said
+    assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "real"), [("apply", "pools create"), ("reapply", "restart"), ("check-status", "slices")]
+)
+def test_examples_are_written_with_the_name_that_was_called(
+    name: str, real: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for words in (name.split(), real.split()):
+        assert run([*words, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown[" ".join(words)] = [line.strip() for line in lines if line.startswith("  tpu ")]
+    assert shown[name]
+    assert all(line.startswith(f"tpu {name} ") for line in shown[name])
+    assert len(shown[name]) == len(shown[real])
+    assert not any(line.startswith(f"tpu {name}") for line in shown[real]), "the command itself is as it was"
+
+
+def test_the_overview_names_every_command_and_other_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and line.strip()]
+    assert {*COMMANDS, *OTHER_NAMES} <= set(first)
+    assert "create" in COMMANDS["pools"].help

@@ -7,6 +7,7 @@ import io
 import json
 import time
 
+import msgspec
 import pytest
 
 from penstock.cli.inventory import Until, matches
@@ -103,14 +104,26 @@ def test_reserve_and_release_a_slice_or_a_pool(server: StandIn, capsys: pytest.C
     assert run(["reserve", "big", "--for", "bob"]) == 0
     assert server.reservations["pools", "big"].user == "bob"
     assert server.reservations["pools", "big"].for_s == 12 * 3600.0
+    capsys.readouterr()
     assert run(["release", "big"]) == 0
     assert run(["release", "slice:s1"]) == 0
+    assert capsys.readouterr().out == "big: no longer reserved\nslice:s1: no longer reserved\n"
+    assert run(["release", "pool:big", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"of": "pool:big", "reserved": None}
+    capsys.readouterr()
     assert run(["reserve", "tpu-us-a-0"]) == 0  # as `tpu find` shows it
+    assert capsys.readouterr().out.startswith("tpu-us-a-0: reserved for ada until")
     assert list(server.reservations) == [("slices", "s2")]
     assert run(["release", "tpu-us-a-0"]) == 0
     assert run(["reserve", "tpu-us-a-9"]) == 5
     assert server.reservations == {}
     assert run(["reserve", "pool:other", "--until", "soon"]) == 2
+
+
+def test_a_slice_of_a_reserved_pool_stays_reserved_with_it(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    server.slices.append(a_slice("s1", reserved=msgspec.structs.replace(claim("ann", "demo"), of="pool:big")))
+    assert run(["release", "s1"]) == 0
+    assert capsys.readouterr().out == "s1: no longer reserved; pool:big still is, for ann\n"
 
 
 def test_until_is_an_hour_of_the_day_or_a_time() -> None:

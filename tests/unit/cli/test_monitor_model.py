@@ -124,6 +124,26 @@ def test_an_event_says_which_list_is_out_of_date(kind: str, stale: Stale) -> Non
     assert board().take(event(1, kind, "x")) == stale
 
 
+def test_a_loss_counts_once_however_many_events_tell_of_it() -> None:
+    made = board((slice("s1", title="tpu-z1-0"), slice("s2"), slice("s3")), ())
+    for seq, (kind, id) in enumerate(
+        [
+            ("slice.lost", "s1"),
+            ("slice.draining", "s1"),
+            ("slice.preempted", "s1"),
+            ("slice.lost", "s2"),
+            ("slice.deleting", "s2"),
+            ("slice.preempted", "s3"),
+        ],
+        1,
+    ):
+        made.take(event(seq, kind, id))
+    frame = made.frame(NOW)
+    assert frame.totals.preemptions == 3
+    assert [zone.preemptions for zone in frame.zones] == [3]
+    assert [row.preemptions for row in frame.zones[0].slices] == [1, 1, 1]
+
+
 def test_an_event_that_comes_twice_counts_once() -> None:
     made = board()
     assert made.take(event(7, "slice.preempted", "s1"))

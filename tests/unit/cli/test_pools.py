@@ -16,6 +16,13 @@ from tests.unit.cli.stand_in import StandIn
 CANARY = "canary-8c1f"
 
 
+def a_slice(id: str, pool: str, job: str | None = None) -> SliceView:
+    return SliceView(
+        id=id, team="lab", pool=pool, provider="local", zone="local", accelerator="v5e-8", chips=8, hosts=1,
+        state="ready", job=job,
+    )  # fmt: skip
+
+
 def test_pools_are_made_listed_and_removed(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["pools"]) == 0
     assert "tpu pools set NAME" in capsys.readouterr().out
@@ -30,8 +37,28 @@ def test_pools_are_made_listed_and_removed(server: StandIn, capsys: pytest.Captu
     assert run(["pools", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["name"] == "big"
     assert run(["pools", "rm", "big"]) == 0
+    assert capsys.readouterr().out == "big is removed; it had no slices\n"
     assert run(["pools", "rm", "big"]) == 5
     assert server.pools == {}
+
+
+def test_what_is_removed_is_said(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    server.slices += [a_slice("s1", pool="big", job="j1"), a_slice("s2", pool="big"), a_slice("s3", pool="other")]
+    for name in ("big", "other"):
+        server.pool(name, "v5e-8")
+        assert run(["pools", "rm", name]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "big is removed; 2 slices of it are let go, 1 of them when its job has ended",
+        "other is removed; 1 slice of it is let go",
+    ]
+    server.pool("big", "v5e-8")
+    assert run(["pools", "rm", "big", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "big", "removed": True, "slices": 2, "in_use": 1}
+    for flags, said in (((), "night is removed\n"), (("--json",), '{\n  "name": "night",\n  "removed": true\n}\n')):
+        assert run(["queues", "set", "night"]) == 0
+        capsys.readouterr()
+        assert run(["queues", "rm", "night", *flags]) == 0
+        assert capsys.readouterr().out == said
 
 
 def test_a_pool_may_race_zones(server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:

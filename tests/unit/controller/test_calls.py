@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from penstock.controller.calls import RATE_REST_S, Calls, Pace
+from penstock.controller.calls import Calls, Pace
 from penstock.domain import limits
 from penstock.ports.store import Unavailable
 from tests.unit.controller.stage import HandClock
@@ -151,9 +151,19 @@ def test_a_hold_is_for_its_kind_of_call_and_the_longest_wins() -> None:
     pace.hold("list", None)
     assert pace.held("list")
     assert not pace.held("delete")
-    clock.advance(RATE_REST_S)
+    clock.advance(limits.RATE_REST_S)
     assert not pace.held("list")
-    clock.advance(19 - RATE_REST_S)
+    clock.advance(19 - limits.RATE_REST_S)
     assert not pace.take()
     clock.advance(1)
     assert pace.take()
+
+
+def test_no_rest_lasts_for_ever_whatever_a_provider_asks_for() -> None:
+    clock = HandClock()
+    pace = Pace(clock, 60, 10)
+    pace.hold("delete", 86_400.0)
+    assert pace.left_s("delete") == limits.RATE_REST_S_MAX
+    clock.advance(limits.RATE_REST_S_MAX)
+    assert not pace.held("delete")
+    assert pace.left_s("delete") == 0.0

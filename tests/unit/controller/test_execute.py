@@ -16,8 +16,17 @@ from penstock.controller.witness import Evidence
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Slice
-from penstock.planner.actions import Action, Create, Delete, Plan
-from penstock.ports.capacity import CREATING, RateLimited, Seen
+from penstock.planner.actions import Action, Ask, Create, Delete, Intend, Plan, Release
+from penstock.ports.capacity import (
+    CREATING,
+    PermissionDenied,
+    QuotaExceeded,
+    RateLimited,
+    Seen,
+    Stockout,
+    Transient,
+    Unsent,
+)
 from tests.unit.controller.stage import Stage, seen
 
 
@@ -36,6 +45,10 @@ class Provider:
 
     async def delete(self, name: str, zone: str) -> None:
         await self._called("delete", name, zone)
+
+    async def get(self, name: str, zone: str) -> Seen | None:
+        await self._called("get", name, zone)
+        return None
 
     async def _called(self, verb: str, name: str, zone: str) -> None:
         self.calls.append((verb, name))
@@ -157,6 +170,34 @@ def test_deletes_that_wait_for_their_lane_obey_a_hold(stage: Stage) -> None:
     stage.wait(story())
 
 
+def test_a_provider_that_is_asked_by_name_too_often_is_left_alone_and_deletes_go_on(stage: Stage) -> None:
+    rig = Rig(stage)
+    doubtful = [stage.ready() for _ in range(3)]
+    unseen, leaving = stage.intend()[0], stage.ready()
+    for id in (unseen, leaving):
+        stage.do(slices.release, id, "test")
+
+    async def refuse(verb: str, zone: str) -> None:
+        if verb == "get":
+            raise RateLimited("too often", retry_after_s=60.0)
+
+    async def story() -> None:
+        rig.provider.answer = refuse
+        for _ in range(6):
+            await rig.perform(*(Ask(id, "silent") for id in doubtful), Delete(unseen), Delete(leaving))
+            stage.clock.advance(9.0)
+        calls = Counter(rig.provider.calls)
+        assert sum(count for (verb, _), count in calls.items() if verb == "get") == 1
+        assert calls["delete", leaving] == 6
+        assert calls["delete", unseen] == 0, "nobody has confirmed that it is ours"
+        rig.provider.answer = None
+        stage.clock.advance(6.0)
+        await rig.perform(Ask(doubtful[0], "silent"), Delete(unseen))
+        assert rig.provider.calls[-2:] == [("get", doubtful[0]), ("get", unseen)]
+
+    stage.wait(story())
+
+
 @pytest.mark.parametrize("error", [TimeoutError(), RateLimited("too often")])
 def test_a_create_without_an_answer_is_noted_and_one_refused_for_the_rate_is_none(
     stage: Stage, error: Exception
@@ -177,3 +218,84 @@ def test_a_create_without_an_answer_is_noted_and_one_refused_for_the_rate_is_non
     tried = rig.evidence.take(stage.projection.snapshot, stage.clock.now()).tried
     assert tried == ({id: 5.0} if isinstance(error, TimeoutError) else {})
     assert stage.slice(id).state is SliceState.INTENDED
+
+
+# --- what was surely never made ---
+def intends(rig: Rig, *answers: Exception | None) -> str:
+    """The slice that a plan asks for, after its first creates were answered so; unanswered ones are asked again."""
+    left = list(answers)
+
+    async def answer(verb: str, zone: str) -> None:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+
+    async def story() -> str:
+        rig.provider.answer = answer
+        await rig.perform(Intend(pool="small", team="lab", zones=("z1",)))
+        (id,) = [slice.id for slice in await rig.stage.store.read(lambda reader: reader.live_slices())]
+        while left:
+            rig.stage.clock.advance(60.0)
+            await rig.perform(Create(id))
+        return id
+
+    return rig.stage.wait(story())
+
+
+REFUSALS = (PermissionDenied("no"), Stockout("none"), QuotaExceeded("full"))
+
+
+@pytest.mark.parametrize("answers", [*((refusal,) for refusal in REFUSALS), (RateLimited("too often"), REFUSALS[0]),
+                                     (Unsent("no connection"), REFUSALS[0])])  # fmt: skip
+def test_a_create_that_was_only_ever_refused_made_nothing(stage: Stage, answers: tuple[Exception, ...]) -> None:
+    rig = Rig(stage)
+    id = intends(rig, *answers)
+    assert stage.slice(id).state is SliceState.DELETING
+    assert rig.evidence.unmade == {id}
+
+
+@pytest.mark.parametrize(
+    "answers", [(None,), (TimeoutError(),), (TimeoutError(), REFUSALS[0]), (Transient("503"), REFUSALS[0])]
+)
+def test_after_a_create_that_may_have_had_an_effect_nothing_is_certain(
+    stage: Stage, answers: tuple[Exception | None, ...]
+) -> None:
+    rig = Rig(stage)
+    intends(rig, *answers)
+    assert rig.evidence.unmade == set()
+
+
+def test_of_what_an_earlier_lead_intended_nothing_is_certain(stage: Stage) -> None:
+    """Another leader may have asked for it meanwhile, and so may calls of ours that are still on their way."""
+    rig = Rig(stage)
+    id = intends(rig, RateLimited("too often"))
+    assert rig.evidence.unmade == {id}
+    rig.evidence.listen()
+    assert rig.evidence.unmade == set()
+
+    async def refuse(verb: str, zone: str) -> None:
+        raise REFUSALS[0]
+
+    async def story() -> None:
+        rig.provider.answer = refuse
+        stage.clock.advance(60.0)
+        await rig.perform(Create(id))
+
+    stage.wait(story())
+    assert stage.slice(id).state is SliceState.DELETING
+    assert rig.evidence.unmade == set()
+
+
+def test_what_was_never_made_is_not_deleted_at_the_provider(stage: Stage) -> None:
+    rig = Rig(stage, at_once=1)
+
+    async def story() -> None:
+        await rig.perform(*(Intend(pool="small", team="lab", zones=("z1",)) for _ in range(2)))
+        ((_, made),) = rig.provider.calls
+        slices = await stage.store.read(lambda reader: reader.live_slices())
+        (waiting,) = [slice.id for slice in slices if slice.id != made]
+        await rig.perform(Release(made, "test"), Release(waiting, "test"))
+        assert rig.provider.calls[1:] == [("delete", made)]
+        assert rig.evidence.unmade == {waiting}
+
+    stage.wait(story())

@@ -345,6 +345,29 @@ def test_a_notice_drains_the_slice_and_lets_the_whole_gang_save(stage: Stage) ->
     for slice, host in itertools.product((first, second), range(4)):
         stage.report(slice, attempt, host, exit=Exit(host=host, signal=15, agent="stopped", notice=True))
     assert (stage.attempt(attempt).cause, stage.job(job).state) == (Cause.PREEMPTED, JobState.QUEUED)
+    at = "1970-01-12 13:46:40 UTC"
+    assert stage.attempt(attempt).evidence == (f"slice {first} was preempted with notice at {at}",)
+
+
+@pytest.mark.parametrize("outputs", [(), ("model",)])
+def test_what_saves_and_exits_well_on_a_notice_was_preempted_unless_it_was_done(
+    stage: Stage, outputs: tuple[str, ...]
+) -> None:
+    _, attempt, slice = stage.started(outputs=("model",))
+    stage.sync(slice, 0, held(stage.attempt(attempt)), notice=True)
+    stage.end(slice, attempt, outputs=outputs)
+    closed = stage.attempt(attempt)
+    assert closed.cause is (Cause.SUCCEEDED if outputs else Cause.PREEMPTED)
+    assert any("was preempted with notice" in said for said in closed.evidence) is not bool(outputs)
+
+
+def test_somebody_who_wants_another_slice_is_named_as_the_reason(stage: Stage) -> None:
+    _, attempt, slice = stage.started()
+    stage.do(slices.replace, slice, "ada wants another", True)
+    stage.report(slice, attempt, exit=Exit(host=0, signal=15, agent="stopped"))
+    assert stage.attempt(attempt).cause is Cause.PREEMPTED
+    (said,) = stage.attempt(attempt).evidence
+    assert said.startswith(f"slice {slice} was given up: ada wants another at ")
 
 
 def test_a_notice_on_a_slice_that_drains_already_still_stops_the_work(stage: Stage) -> None:
@@ -352,6 +375,7 @@ def test_a_notice_on_a_slice_that_drains_already_still_stops_the_work(stage: Sta
     stage.do(slices.drain, slice, "its pool was made smaller")
     assert stage.sync(slice, 0, held(stage.attempt(attempt)), notice=True).stop == (attempt,)
     assert stage.slice(slice).why == "its pool was made smaller"
+    assert stage.slice(slice).lost_at == stage.clock.now(), "whatever it was to become, the platform took it"
 
 
 def test_a_notice_on_an_idle_slice_only_drains_it(stage: Stage) -> None:

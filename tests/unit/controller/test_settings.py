@@ -108,6 +108,19 @@ def test_a_deleted_pool_makes_no_more_and_keeps_its_slices(stage: Stage) -> None
         stage.wait(stage.commands.delete_pool("none"))
 
 
+def test_a_fleets_places_are_stored_with_it(stage: Stage) -> None:
+    first = stage.pool("f", per_zone=2, zones=("a", "b"), max=4)
+    second = stage.pool("g", per_zone=1, zones=("a",), max=1)
+    assert (first.places, second.places) == (((0, 1), (0, 1)), ((2,),))
+    assert stage.pool("f", per_zone=3, zones=("a",), max=3).places == ((0, 1, 3),)
+    assert stage.pool("f", per_zone=1, zones=("a",), max=1).places == ((0,),)
+    stored = stage.look(lambda reader: reader.pool("f"))
+    assert stored is not None
+    assert stored.places == ((0,),)
+    assert stage.wait(stage.commands.delete_pool("f")).places == ()
+    assert stage.pool("h", per_zone=1, zones=("a",), max=1).places == ((0,),), "nothing of f is left to be seen"
+
+
 def test_a_provider_limit_is_set_and_lifted(stage: Stage) -> None:
     stage.wait(stage.commands.limit_provider("fake", 64))
     assert limit(stage, "provider", "fake") == 64

@@ -7,8 +7,10 @@ import pytest
 from penstock.controller import execute, slices
 from penstock.controller.verbs import Outdated
 from penstock.domain import limits
+from penstock.domain.cloud import KINDS, CloudWish
 from penstock.domain.lifecycle import Cause, SliceState
-from penstock.domain.nouns import Slice, Team, Zone, zone_id
+from penstock.domain.nouns import Slice, Team, Zone
+from penstock.planner import zones
 from penstock.ports.capacity import CREATING, DELETING, FAILED, PREEMPTED, READY, REPAIRING
 from penstock.ports.store import QuotaFull, Transaction
 from tests.unit.controller.stage import Stage, seen
@@ -18,9 +20,8 @@ def used(stage: Stage) -> tuple[int, int, int]:
     return stage.used("team", "lab"), stage.used("pool", "small"), stage.used("provider", "fake")
 
 
-def zone(stage: Stage, name: str = "z1", *, spot: bool = False) -> Zone | None:
-    id = zone_id("fake", name, "v5e-8", spot)
-    return stage.look(lambda reader: reader.zone(id))
+def zone(stage: Stage, name: str = "z1", kind: str = "on-demand") -> Zone | None:
+    return stage.look(lambda reader: reader.zone(f"fake/{name}/v5e-8/{kind}"))
 
 
 # --- intents and limits ---
@@ -201,6 +202,98 @@ def test_a_grant_a_loss_and_a_refusal_are_learned(stage: Stage) -> None:
     assert (refused.streak, refused.why) == (1, "stockout")
     assert refused.backoff_until > stage.clock.now()
     assert (stage.slice(dry).state, stage.slice(dry).why) == (SliceState.DELETING, "stockout")
+
+
+def lives(stage: Stage, kind: str = "spot") -> list[float]:
+    """How long slices had lived, each time their zone was taught a loss."""
+    learned = [each for each in stage.events(f"fake/z1/v5e-8/{kind}") if each.body["outcome"] == "lost"]
+    return [float(str(each.body["life_s"])) for each in learned]
+
+
+def spot(stage: Stage) -> str:
+    """A spot slice that has worked for 500 s."""
+    stage.pool("spot", spot=True)
+    slice = stage.ready("spot")
+    stage.clock.advance(500)
+    return slice
+
+
+@pytest.mark.parametrize("later", ["seen", "seen late", "vanished", "nothing"])
+def test_a_loss_that_was_announced_counts_once_whatever_is_seen_of_it_later(stage: Stage, later: str) -> None:
+    slice = spot(stage)
+    stage.sync(slice, notice=True)
+    stage.clock.advance(30)
+    stage.sync(slice, notice=True)
+    if later == "seen":
+        stage.see(slice, PREEMPTED)
+    stage.do(slices.release, slice, "notice", vanished=later == "vanished")
+    if later == "seen late":
+        stage.see(slice, PREEMPTED)
+    assert lives(stage) == [500.0]
+    known = zone(stage, kind="spot")
+    assert known is not None
+    assert (known.life_s, known.losses) == (500.0, 1.0)
+    (lost,) = stage.events(slice, "slice.lost")
+    assert lost.body == {"why": "the platform gave notice", "life_s": 500.0}
+
+
+def test_a_loss_without_a_word_counts_once(stage: Stage) -> None:
+    slice = spot(stage)
+    stage.see(slice, PREEMPTED)
+    stage.do(slices.release, slice, "the provider took it away", vanished=True)
+    assert lives(stage) == [500.0]
+    assert [each.body["why"] for each in stage.events(slice, "slice.lost")] == ["the provider preempted it"]
+
+
+def test_a_spot_slice_that_its_provider_does_not_know_was_lost_and_another_was_not(stage: Stage) -> None:
+    """Somebody with rights deletes an on-demand slice; of spot ones nobody need have."""
+    stage.do(slices.release, spot(stage), "vanished", vanished=True)
+    assert lives(stage) == [500.0]
+    mine = stage.ready()
+    stage.do(slices.release, mine, "vanished", vanished=True)
+    assert lives(stage, "on-demand") == []
+    (never,) = stage.intend("spot")
+    stage.do(slices.release, never, "vanished", vanished=True)
+    assert lives(stage) == [500.0], "what was never ready had no life"
+
+
+@pytest.mark.parametrize("dirty", [True, False])
+def test_a_silent_slice_that_is_seen_preempted_only_later_was_lost_and_one_let_go_of_was_not(
+    stage: Stage, dirty: bool
+) -> None:
+    slice = spot(stage)
+    if dirty:
+        attempt = stage.start(stage.submit(), slice)
+        stage.close(attempt, Cause.LOST)
+    stage.do(slices.release, slice, "silent" if dirty else "idle")
+    stage.clock.advance(100)
+    stage.see(slice, PREEMPTED)
+    assert lives(stage) == ([500.0] if dirty else [])
+
+
+def test_maintenance_that_ends_a_slice_is_a_loss_too(stage: Stage) -> None:
+    """Hosts say no more than that they are taken away; on-demand ones are for maintenance only."""
+    slice = stage.ready()
+    stage.clock.advance(70)
+    stage.sync(slice, notice=True)
+    assert lives(stage, "on-demand") == [70.0]
+
+
+@pytest.mark.parametrize("kind", ["on-demand", "spot", "preemptible", "reserved", "flex-start"])
+def test_a_kind_that_is_out_of_stock_holds_up_no_other_of_its_zone(stage: Stage, kind: str) -> None:
+    for each in KINDS:
+        wish = CloudWish(kind=each, reservation="r" if each == "reserved" else "")
+        stage.pool(each, provider="tpu_vm", spot=wish.spot, cloud=wish)
+    (dry,) = stage.intend(kind)
+    stage.do(slices.refuse, dry, "no more capacity", None)
+    known = stage.look(lambda reader: reader.zones())
+    assert [(each.id, each.streak, each.spot) for each in known] == [
+        (f"tpu_vm/z1/v5e-8/{kind}", 1, kind in ("spot", "preemptible"))
+    ]
+    stage.wait(stage.projection.catch_up())
+    snapshot = stage.projection.snapshot
+    resting = [each for each in KINDS if zones.open_at(snapshot, snapshot.pools[each], "z1") > stage.clock.now()]
+    assert resting == [kind]
 
 
 @pytest.mark.parametrize("state", [PREEMPTED, FAILED])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,10 +13,11 @@ import pytest
 from penstock.controller.jobs import NotFound
 from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
-from penstock.domain.nouns import Slice, Zone
+from penstock.domain.nouns import Pool, Slice, Zone, untried
+from penstock.planner.snapshot import Snapshot
 from penstock.server import arrivals, jobs, settings
-from penstock.server.auth import join_token
-from penstock.server.routing import Call, Raw, Refusal
+from penstock.server.auth import host_credential, join_token
+from penstock.server.routing import AgentHost, Call, Raw, Refusal
 from tests.unit.server.plant import Plant, plant
 
 SHA = "ab" * 32
@@ -49,6 +51,14 @@ async def refused(awaited: Any) -> str:
     return caught.value.problem.code
 
 
+async def answered(awaited: Any) -> bool:
+    try:
+        await awaited
+    except Refusal:
+        return False
+    return True
+
+
 async def zone_of(made: Plant) -> Zone:
     (zone,) = await made.store.read(lambda reader: reader.zones())
     return zone
@@ -79,6 +89,11 @@ def test_the_bundle_is_for_whoever_has_the_join_token(tmp_path: Path) -> None:
             assert (
                 await refused(arrivals.fetch_bundle(made.service, call(made, slice, token=token))) == "unauthenticated"
             )
+        # A host that has joined mends itself with it; its credential is good for its own slice alone.
+        for name, fits in ((slice.id, True), ("s-another", False)):
+            joined = call(made, slice, token=host_credential(made.service.key, AgentHost(name, 0, "life")))
+            assert (await answered(arrivals.fetch_bundle(made.service, joined))) == fits
+            assert await refused(arrivals.arriving(made.service, joined)) == "unauthenticated"
         nobody = made.call(None, params={"sha256": SHA}, query={"slice": slice.id})
         assert await refused(arrivals.fetch_bundle(made.service, nobody)) == "unauthenticated"
 
@@ -128,6 +143,26 @@ def test_a_creation_that_is_unusually_slow_is_told_with_how_long(tmp_path: Path)
         assert "; unusually slow for " in (await _details(made, job))[0]
 
     run(story, tmp_path)
+
+
+def test_what_a_zone_said_is_told_once_and_is_no_two_sentences() -> None:
+    snapshot = Snapshot()
+    pool = Pool(
+        name="p", team="lab", provider="tpu_vm", accelerator="v5e-8", chips=8, hosts=1, zones=("us-a",), spot=True
+    )
+    snapshot.put_pool(pool)
+    zone = msgspec.structs.replace(untried(pool, "us-a"), why="There is no more capacity (or so).")
+    service: Any = SimpleNamespace(
+        controller=SimpleNamespace(snapshot=snapshot), clock=SimpleNamespace(now=lambda: 1000.0)
+    )
+    job: Any = SimpleNamespace(spec=SimpleNamespace(team="lab", resources=SimpleNamespace(accelerators=("v5e-8",))))
+    line = "zone us-a: There is no more capacity (or so)"
+    snapshot.put_zone(zone)
+    assert arrivals.capacity_details(service, job, "it waits") == (line,)
+    said = "zone us-a of pool p refused lately: There is no more capacity (or so); the next try is in 2 s"
+    assert arrivals.capacity_details(service, job, said) == ()
+    snapshot.put_zone(msgspec.structs.replace(zone, broken=limits.SETUP_FAILURES_MAX))
+    assert arrivals.capacity_details(service, job, said) == (line,), "with the cure, which no reason has"
 
 
 async def _details(made: Plant, job: str) -> tuple[str, ...]:

@@ -183,6 +183,11 @@ def test_one_job_and_how_often_it_should_save(house: House) -> None:
     assert (found["saves"], found["losses"], found["save_s"], found["between_losses_s"]) == (3, 1, 2.0, HOUR)
     assert found["save_every_s"] == pytest.approx(120.0)
     assert found["row"]["lost_chip_s"] == 4 * HOUR
+    each = {row["key"]: row for row in found["attempts"]}
+    assert (sorted(each), each["a1"]["lost_chip_s"], each["a1"]["losses"]) == (["a1", "a2"], 4 * HOUR, 1)
+    for part in ("chip_s", "usd", "attempts", "unpriced_chip_s"):
+        assert found["row"][part] == pytest.approx(sum(row[part] for row in each.values()))
+    assert house.get(f"/v1/jobs/{id}")["used"]["attempts"] == []
     assert house.get(f"/v1/jobs/{id}")["used"]["save_every_s"] == pytest.approx(120.0)
     assert house.get("/v1/jobs")["jobs"][0]["used"] is None
     house.refused(404, "GET", f"/v1/jobs/{id}/cost", "stranger")

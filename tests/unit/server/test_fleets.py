@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from penstock.controller.slices import fail_slice
+from penstock.domain import limits
 from penstock.domain.lifecycle import SliceState
 from penstock.domain.nouns import Slice, Zone
+from penstock.planner.snapshot import Mute, Witness
 from penstock.ports.capacity import Address, Transient
 from penstock.ports.store import Reader, Transaction
 from tests.unit.server.house import START, House
@@ -30,6 +33,11 @@ def slices(house: House) -> list[Slice]:
         return sorted(reader.live_slices(), key=lambda one: one.number or 0)
 
     return house.wait(house.store.read(read))
+
+
+def nowhere(index: int) -> dict[str, Any]:
+    """A host whose addresses nobody knows."""
+    return {"index": index, "inside": "", "outside": "", "trouble": ""}
 
 
 def fail(house: House, slice: Slice) -> None:
@@ -89,6 +97,18 @@ def test_recreate_tries_resting_zones_and_touches_nothing_that_works(house: Hous
     assert house.call("POST", "/v1/pools/f/recreate", "admin").json["retried"] == []
 
 
+def test_recreate_names_each_place_once_and_only_those_that_are_to_be_filled(house: House) -> None:
+    house.call("PUT", "/v1/pools/f", "admin", json=FLEET)
+    for _ in range(2):
+        house.tick()
+        (second,) = [one for one in slices(house) if one.number == 1 and one.state is SliceState.INTENDED]
+        fail(house, second)
+    assert len(slices(house)) == 3
+    assert house.call("POST", "/v1/pools/f/recreate", "admin").json["broken"] == ["tpu-local-1"]
+    house.call("PUT", "/v1/pools/f", "admin", json={**FLEET, "per_zone": 1})
+    assert house.call("POST", "/v1/pools/f/recreate", "admin").json["broken"] == []
+
+
 @pytest.mark.parametrize(("user", "status"), [("submitter", 403), ("stranger", 404)])
 def test_who_may_repair_and_replace(house: House, user: str, status: int) -> None:
     house.call("PUT", "/v1/pools/f", "admin", json=FLEET)
@@ -116,7 +136,7 @@ def test_a_slice_is_replaced_by_id_or_by_its_place(house: House) -> None:
 def test_hosts_are_asked_of_the_provider(house: House) -> None:
     house.call("PUT", "/v1/pools/f", "admin", json=FLEET)
     house.tick()
-    assert house.get("/v1/slices/tpu-local-0/hosts") == {"hosts": [{"index": 0, "inside": "", "outside": ""}]}
+    assert house.get("/v1/slices/tpu-local-0/hosts") == {"hosts": [nowhere(0)]}
     asked: list[tuple[str, str]] = []
 
     async def tell(name: str, zone: str) -> tuple[Address, ...]:
@@ -127,9 +147,61 @@ def test_hosts_are_asked_of_the_provider(house: House) -> None:
 
     house.service.addresses = {"local": tell}
     assert house.get("/v1/slices/tpu-local-0/hosts")["hosts"] == [
-        {"index": 0, "inside": "10.0.0.1", "outside": "34.1.2.3"},
-        {"index": 1, "inside": "10.0.0.2", "outside": ""},
+        {**nowhere(0), "inside": "10.0.0.1", "outside": "34.1.2.3"},
+        {**nowhere(1), "inside": "10.0.0.2"},
     ]
     assert asked == [(slices(house)[0].id, "local")]
-    assert "503: later" in house.refused(503, "GET", "/v1/slices/tpu-local-0/hosts")["detail"]
+    (told,) = house.get("/v1/slices/tpu-local-0/hosts")["hosts"]
+    assert told == {**nowhere(0), "trouble": "the API of zone local refused: 503: later"}
     house.refused(404, "GET", "/v1/slices/tpu-local-0/hosts", "stranger")
+
+
+async def hang(name: str, zone: str) -> tuple[Address, ...]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_hosts_of_a_zone_that_hangs_are_told_soon_as_they_were_last_known(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HOSTS_ASK_S", 0.05)
+    house.call("PUT", "/v1/pools/f", "admin", json=FLEET)
+    house.tick()
+    house.service.addresses = {"local": hang}
+    (told,) = house.get("/v1/slices/tpu-local-0/hosts")["hosts"]
+    assert told["trouble"].startswith("the API of zone local did not answer within ")
+    assert told["inside"] == ""
+    house.service.known_addresses = {"local": lambda name, zone: (Address("10.0.0.1"),)}
+    (told,) = house.get("/v1/slices/tpu-local-0/hosts")["hosts"]
+    assert told["inside"] == "10.0.0.1"
+    assert told["trouble"]
+
+
+@pytest.mark.parametrize(
+    ("mute", "told"),
+    [
+        (Mute(seconds=42.0), "the API of zone local has not answered for 42 s"),
+        (Mute(seconds=42.0, said="no right", denied=True), "the API of zone local has refused for 42 s: no right"),
+    ],
+)
+def test_a_zone_that_cannot_be_seen_is_told_of_everywhere(house: House, mute: Mute, told: str) -> None:
+    house.call("PUT", "/v1/pools/f", "admin", json=FLEET)
+    house.tick()
+    first, second = slices(house)
+    house.call("POST", f"/v1/slices/{first.id}/replace", "admin")
+    job = house.submit(on=["v5e-8"])
+    house.tick()
+    house.controller.snapshot.witness = Witness(mute={("local", "local"): mute})
+    (zone,) = house.get("/v1/zones")["zones"]
+    assert (zone["silent_s"], zone["denied"], zone["said"]) == (42.0, mute.denied, mute.said)
+    assert house.clock.now() - 60 < zone["silent_since"] < house.clock.now() - 41
+    shown = {each["id"]: each["why"] for each in house.get("/v1/slices")["slices"]}
+    assert f"ada wants another; {told}; it may exist until then, and is deleted when that answers" in shown[first.id]
+    assert shown[second.id] == f"{told}; it is asked for again when that answers"
+    assert told in "\n".join(house.get(f"/v1/jobs/{job}/why")["details"])
+    house.service.addresses = {"local": hang}
+    for host in house.get("/v1/slices/tpu-local-0/hosts")["hosts"]:
+        assert host["trouble"].startswith(told), "without asking: it would not answer"
+    house.controller.snapshot.witness = Witness()
+    (zone,) = house.get("/v1/zones")["zones"]
+    assert (zone["silent_s"], zone["silent_since"]) == (0.0, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.domain.lifecycle import AttemptState, Cause, JobState
@@ -17,8 +18,11 @@ from penstock.domain.nouns import (
     JobSpec,
     Pool,
     Resources,
+    Rule,
+    Save,
     Slice,
     Snippet,
+    StopOrder,
     Task,
 )
 from penstock.server import views
@@ -144,3 +148,44 @@ def test_an_ending_is_one_sentence(state: JobState, reason: str, sentence: str) 
     assert views.ending(job) == sentence
     shown = views.job_view(job, [], "command", progress={}, cost_usd=None).reason
     assert shown == ("" if reason in ("succeeded", "cancelled") else reason)
+
+
+LOST: dict[str, Any] = {"state": AttemptState.CLOSED, "cause": Cause.PREEMPTED, "started_at": 101.0, "closed_at": 200.0}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "changes", "preset", "then"),
+    [
+        ((an_attempt(**LOST),), {}, "pre", "the job resumes"),
+        (
+            (an_attempt(**LOST, saves=(Save(host=0, at=150.0),)),),
+            {},
+            "pre",
+            "the job resumes from its newest checkpoint",
+        ),
+        ((an_attempt(**{**LOST, "started_at": None}),), {}, "pre", "the job starts again"),
+        ((an_attempt(**{**LOST, "cause": Cause.INFRA}),), {}, "rerun", "the job starts again"),
+        ((an_attempt(**LOST),), {}, "pass", ""),
+        ((an_attempt(**LOST),), {"cancel_at": 5.0}, "pre", ""),
+        ((an_attempt(**LOST), an_attempt("a2", 2, stage=1)), {}, "pre", "the job resumed (stage 1)"),
+        ((an_attempt(**LOST), an_attempt("a2", 2)), {}, "pre", "the job started again"),
+        ((an_attempt(**LOST), an_attempt("a2", 2, stage=1, replica=1)), {}, "pre", "the job resumes"),
+        ((an_attempt(**{**LOST, "cause": Cause.OOM}),), {}, "pre", ""),
+        ((an_attempt(started_at=101.0),), {}, "pre", ""),
+        ((an_attempt(started_at=101.0, stop=StopOrder("reclaimed", 150.0)),), {}, "pre", ""),
+        ((an_attempt(started_at=101.0, stop=StopOrder("notice", 150.0, "x")),), {}, "pre", "the job resumes"),
+    ],
+)
+def test_how_a_job_goes_on_is_told_with_the_attempt_that_lost_its_place(
+    attempts: tuple[Attempt, ...], changes: dict[str, Any], preset: str, then: str
+) -> None:
+    job = a_job(**changes)
+    job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, rule=Rule(preset=preset)))
+    assert views.goes_on(job, attempts[0], attempts) == then
+
+
+def test_an_attempt_that_is_being_stopped_tells_why_before_it_has_ended() -> None:
+    stopping = an_attempt(stop=StopOrder("notice", 0.0, "slice s1 was preempted with notice"), started_at=1.0)
+    view = views.attempt_view(a_job(), stopping, (stopping,))
+    assert view.evidence == ("slice s1 was preempted with notice at 1970-01-01 00:00:00 UTC",)
+    assert view.then == "the job resumes"
