@@ -1,211 +1,187 @@
-"""From text to disk: tokenise in processes, pack, run, hash and write, all at once; then read back and verify.
+"""From text to a sealed run by the product's own worker: read, tokenise, pack, run, hash, write, commit; then re-read.
 
-`ours.py disk` calls `run`. Rows of text come through the product's `feed`, batches go through its engine, and the
-results leave as one safetensors file per site and unit of 1,024 documents (730 MB), hashed and written by threads
-straight from page-locked memory. The clock starts with the first tokenised document and stops when the last file is
-hashed, written and closed (not synced: the kernel writes on while there is memory). Then each file is read back and its
-hash compared, on a clock of its own.
+`ours.py disk` calls `run`. Plan, `ModelCompute` and `Worker` are the product's, with random weights of the true shape
+as a Hugging Face directory and units of the size that the product chooses for a large dataset. The clock of a pass
+starts when the worker starts (weights loaded, program compiled) and stops when the run is sealed. Afterwards every
+object is read back and its checksum compared, on a clock of its own. Roots: /dev/shm, which is memory and shows what
+the worker can do; the local disk without syncs; and synced, as the product does it by default, which the disk itself
+bounds. Where pyarrow is missing (`arrow` in the result) the index of a unit is JSON, and the run is not sealed.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import json
 import os
-import queue
+import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import corpus
+import ml_dtypes
 import numpy as np
+from typing_extensions import override
 
-from penstock.extract import feed, packing
+from penstock.domain import ledger
+from penstock.extract import compute, layout, tensors, work
+from penstock.extract import worker as workers
+from penstock.extract.calls import Calls
+from penstock.extract.config import ModelConfig
 from penstock.extract.content import Reading
-from penstock.extract.shapes import parse_sites
+from penstock.extract.parameters import embedding, final_norm, layer_parameters
+from penstock.extract.plan import RunPlan, publish
 from penstock.extract.source import Source, SourceSpec
 from penstock.extract.tokens import Rules
+from penstock.objects.directory import DirectoryObjects
 
-UNIT = 1024  #: documents, packed together
 PROCESSES = 8
-WRITERS = 6
-LANES = 4  #: units whose files are hashed at once, one thread for each file
+UNITS = 7  #: about 22 GB with three sites
 CHECKERS = 12
-BATCHES_HELD = 12  #: results in page-locked memory that are not written yet
-HEADER = 512  #: bytes; a safetensors header may end in spaces
-BLOCK = 8 << 20
+WRITERS = 6
+MEMORY = Path("/dev/shm/penstock-extract")
+MEMORY_BYTES = 30 << 30
+SECONDS_MAX = 100  #: passes that would begin later are left out, and say so
 
 
-@dataclass
-class File:
-    """One site of one unit; its rows are known before the first of them is computed."""
-
-    path: Path
-    rows: int
-    width: int
-    fd: int = -1
-    at: int = HEADER
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    def open(self) -> None:
-        size = self.rows * self.width * 2
-        facts = {"acts": {"dtype": "BF16", "shape": [self.rows, self.width], "data_offsets": [0, size]}}
-        header = (HEADER - 8).to_bytes(8, "little") + json.dumps(facts).encode().ljust(HEADER - 8)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.pwrite(self.fd, header, 0)
-        self.digest.update(header)
-
-    def hash(self, parts: Sequence[Any]) -> None:
-        for part in parts:
-            self.digest.update(part)
-
-    def verify(self) -> int:
-        """Read all of it back; the number of bytes."""
-        digest, room, at = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0
-        while got := os.preadv(self.fd, [room], at):
-            digest.update(room[:got])
-            at += got
-        os.close(self.fd)
-        if at != HEADER + self.rows * self.width * 2 or digest.digest() != self.digest.digest():
-            raise SystemExit(f"{self.path}: {at} bytes, {self.rows} rows: not what was computed")
-        return at
+def make_model(folder: Path, config: ModelConfig) -> None:
+    """Random weights of a Qwen2's shape, as a Hugging Face directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "model_type": "qwen2",
+        "vocab_size": config.vocab,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "max_position_embeddings": config.positions_max,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(about))
+    drawn = (np.random.default_rng(0).normal(size=1 << 20) * 0.02).astype(ml_dtypes.bfloat16).view(np.uint16)
+    ones = np.ones(1, ml_dtypes.bfloat16).view(np.uint16)
+    parameters = [("model.", embedding(config)), ("model.", final_norm(config))]
+    parameters += [(f"model.layers.{n}.", each) for n in range(len(config.layers)) for each in layer_parameters(config)]
+    made = {
+        before + source: [np.resize(ones if "norm" in each.name else drawn, each.source_shape).view(ml_dtypes.bfloat16)]
+        for before, each in parameters
+        for source in each.sources
+    }
+    (folder / "model.safetensors").write_bytes(tensors.encode(made, {}))
 
 
-def write(fd: int, offset: int, parts: list[Any]) -> None:
-    """All parts, one after another, at their place; the list is used up."""
-    while parts:
-        done = os.pwritev(fd, parts[:64], offset)
-        offset += done
-        while parts and done >= len(parts[0]):
-            done -= len(parts.pop(0))
-        if done:
-            parts[0] = parts[0][done:]
+class Watched:
+    """The engine, and how long it waited for batches."""
 
-
-class Row(NamedTuple):
-    """What a row of a batch holds: its unit, that unit's tokens in all, and its own."""
-
-    unit: int
-    total: int
-    used: int
-
-
-class Store:
-    """Where results go: files by unit and site, threads that hash and write, and how many results may wait."""
-
-    def __init__(self, folder: Path, sites: list[str], width: int) -> None:
-        self.folder, self.sites, self.width = folder, sites, width
-        self.files: dict[tuple[int, str], File] = {}
-        self.writers = ThreadPoolExecutor(WRITERS, "write")
-        # A file is hashed in order: always by the same thread.
-        self.lanes = [ThreadPoolExecutor(1, "hash") for _ in range(LANES * len(sites))]
-        self.room = threading.Semaphore(BATCHES_HELD)
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.shape, self.small = engine, engine.shape, engine.small
         self.waited_s = 0.0
-        self.pending: list[Future[None]] = []
 
-    def take(self, found: dict[str, Any], rows: list[Row]) -> None:
+    def run(self, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        def given() -> Iterator[Any]:
+            following = iter(batches)
+            while True:
+                began = time.perf_counter()
+                batch = next(following, None)
+                self.waited_s += time.perf_counter() - began
+                if batch is None:
+                    return
+                yield batch
+
+        yield from self.engine.run(given())
+
+
+class Room(threading.Semaphore):
+    """Counts how long whoever computes waited for room among the blocks that are to be written."""
+
+    waited_s = 0.0
+
+    @override
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         began = time.perf_counter()
-        self.room.acquire()
+        found = super().acquire(blocking, timeout)
         self.waited_s += time.perf_counter() - began
-        futures: list[Future[None]] = []
-        for number, (site, values) in enumerate(found.items()):
-            flat = values.view(np.uint8)
-            for unit, total in dict.fromkeys((row.unit, row.total) for row in rows):
-                parts = [memoryview(flat[n, : row.used].reshape(-1)) for n, row in enumerate(rows) if row.unit == unit]
-                file = self.file(unit, total, site)
-                at, file.at = file.at, file.at + sum(len(part) for part in parts)
-                futures.append(self.lanes[unit % LANES * len(self.sites) + number].submit(file.hash, tuple(parts)))
-                futures.append(self.writers.submit(write, file.fd, at, parts))
-        self.pending += futures
-        left = len(futures)
-        lock = threading.Lock()
-
-        def done(_: Future[None]) -> None:
-            nonlocal left
-            with lock:
-                left -= 1
-                if not left:
-                    self.room.release()
-
-        for future in futures:
-            future.add_done_callback(done)
-
-    def file(self, unit: int, total: int, site: str) -> File:
-        if (unit, site) not in self.files:
-            self.files[unit, site] = File(self.folder / f"{site}.{unit}.safetensors", total, self.width)
-            self.files[unit, site].open()
-        return self.files[unit, site]
-
-    def finish(self) -> None:
-        for future in self.pending:
-            future.result()
-
-    def verify(self) -> float:
-        """Gigabytes per second, read back by all checkers."""
-        began = time.perf_counter()
-        with ThreadPoolExecutor(CHECKERS) as threads:
-            size = sum(threads.map(File.verify, self.files.values()))
-        return size / (time.perf_counter() - began) / 1e9
+        return found
 
 
-class Feeder(threading.Thread):
-    """Reads passages, packs a unit of them, and keeps batches ready; a batch may hold rows of two units."""
+def without_arrow() -> None:
+    """An index of the same facts that needs no pyarrow; what reads it is left out."""
 
-    def __init__(self, source: Source, tokenizer: str, rows: int, documents: int) -> None:
-        super().__init__(daemon=True)
-        self.ready: queue.Queue[tuple[Any, list[Row]] | None] = queue.Queue(8)
-        self.order = feed.Order(source=source, rules=Rules(width=corpus.WIDTH), tokenizer=tokenizer)
-        self.rows, self.documents, self.tokens = rows, documents, 0
-        self.started_at = self.first_batch_at = 0.0
-        self.failed: Exception | None = None
+    def make_index(pieces: list[layout.Piece]) -> tuple[bytes, list[int]]:
+        order = sorted(range(len(pieces)), key=lambda at: (pieces[at].row, layout.first_position(pieces[at])))
+        rows = [(pieces[at].row, pieces[at].document, len(pieces[at].tokens)) for at in order]
+        return json.dumps(rows).encode(), order
 
-    def run(self) -> None:
-        try:
-            held: list[tuple[int, int, list[Any]]] = []
-            for unit, documents in enumerate(self.units()):
-                lengths = [len(each) for each in documents]
-                packed = packing.pack(lengths, corpus.WIDTH, corpus.SEGMENTS, UNIT)
-                held += [(unit, sum(lengths), [documents[at] for at in row]) for row in packed]
-                while len(held) >= self.rows:
-                    self.put(held[: self.rows])
-                    held = held[self.rows :]
-            if held:
-                self.put(held)
-        except Exception as error:  # noqa: BLE001 (told by the reader of the queue)
-            self.failed = error
-        self.ready.put(None)
+    async def nothing(*_: object) -> None:
+        return None
 
-    def units(self) -> Iterator[list[Any]]:
-        held: list[Any] = []
-        for passage in feed.passages(self.order, 0, self.documents, processes=PROCESSES):
-            self.started_at = self.started_at or time.perf_counter()
-            held.append(passage.tokens)
-            self.tokens += len(passage.tokens)
-            if len(held) == UNIT:
-                yield held
-                held = []
-        if held:
-            yield held
+    vars(layout)["make_index"] = make_index
+    vars(workers)["seal"] = nothing
 
-    def put(self, rows: list[tuple[int, int, list[Any]]]) -> None:
-        documents = [each for _, _, row in rows for each in row]
-        numbers = iter(range(len(documents)))
-        places = [[next(numbers) for _ in row] for _, _, row in rows]
-        ((batch, _),) = packing.batches(documents, places, self.rows, corpus.WIDTH)
-        self.first_batch_at = self.first_batch_at or time.perf_counter()
-        self.ready.put((batch, [Row(unit, total, sum(len(each) for each in row)) for unit, total, row in rows]))
 
-    def batches(self, rows: queue.Queue[list[Row]]) -> Iterator[Any]:
-        while (given := self.ready.get()) is not None:
-            rows.put(given[1])
-            yield given[0]
-        if self.failed is not None:
-            raise self.failed
+async def once(root: Path, plan: RunPlan, made: compute.ModelCompute, *, synced: bool) -> dict[str, Any]:
+    calls = Calls(DirectoryObjects(root), random.Random(1))
+    await publish(calls, plan)
+    settings = workers.Settings(worker="bench", code="bench", synced=synced)
+    told: list[tuple[float, int]] = []
+    worker = workers.Worker(
+        calls,
+        plan,
+        made,
+        settings,
+        rng=random.Random(1),
+        steady=time.monotonic,
+        report=lambda standing: told.append((time.perf_counter(), standing.tokens)),
+    )
+    room = vars(worker._hands)["_room"] = Room(worker._hands._room._value)
+    watched: Any = made._engine
+    waited = watched.waited_s
+    began, used = time.perf_counter(), os.times()
+    await worker.work()
+    seconds, spent = time.perf_counter() - began, os.times()
+    tokens = told[-1][1]
+    first = next(each for each in told if each[1])
+    last = next(each for each in told if each[1] == tokens)
+    return {
+        "tokens_s": tokens / seconds,
+        "tokens": tokens,
+        "seconds": seconds,
+        # Between the first commit and the last: without the beginning and the end, which a long run has once.
+        "steady_tokens_s": (tokens - first[1]) / max(last[0] - first[0], 1e-9),
+        "first_commit_s": first[0] - began,
+        "waited_for_input_s": watched.waited_s - waited,
+        "waited_for_writing_s": room.waited_s,
+        "cpu_s": spent.user + spent.system - used.user - used.system,
+        "units": len(plan.units),
+    }
+
+
+def verify(root: Path, plan: RunPlan, tokens: int) -> dict[str, float]:
+    """Re-read all that was committed; gigabytes per second."""
+    commits = [layout.decode_commit((root / ledger.commit_path(plan.run, unit.id)).read_bytes()) for unit in plan.units]
+    counted = sum(commit.facts.tokens for commit in commits)
+    if counted != tokens:
+        raise SystemExit(f"the commits have {counted} tokens instead of {tokens}")
+
+    def one(data: ledger.DataObject) -> int:
+        found = (root / data.path).read_bytes()
+        if not ledger.matches(found, data.checksum):
+            raise SystemExit(f"{data.path}: {len(found)} bytes, and not those that were computed")
+        return len(found)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(CHECKERS) as threads:
+        size = sum(threads.map(one, (data for commit in commits for data in commit.objects)))
+    return {"gb": size / 1e9, "verified_gb_s": size / (time.perf_counter() - began) / 1e9}
 
 
 def write_speed(folder: Path, gigabytes: int = 6) -> dict[str, float]:
@@ -232,65 +208,61 @@ def write_speed(folder: Path, gigabytes: int = 6) -> dict[str, float]:
     return {"disk_cached_gb_s": written / cached, "disk_synced_gb_s": written / synced}
 
 
-def run(folder: Path) -> dict[str, Any]:
+def planned(folder: Path, config: ModelConfig, sites: str, units: int, unit_rows: int | None) -> RunPlan:
+    """The product's plan of so many units, of the size it gives them when there are many."""
+    row = 400 * config.width * 2
+    unit_rows = unit_rows or work.choose_unit_rows(1 << 40, row, row * (1 + sites.count(",")))
+    text, model = folder / "text", folder / "random"
+    corpus.write_text(text, units * unit_rows)
+    make_model(model, config)
+    source = Source.open(SourceSpec(data=(str(text / "corpus.jsonl"),), reading=Reading(column="text", id="id")))
+    wish = work.Wish(
+        model=str(model),
+        tokenizer=str(text),
+        source=source,
+        sites=sites,
+        rules=Rules(width=corpus.WIDTH),
+        unit_rows=unit_rows,
+    )
+    return work.plan_run(wish).plan
+
+
+def run(
+    folder: Path, shape: ModelConfig | None = None, units: int = UNITS, unit_rows: int | None = None
+) -> dict[str, Any]:
+    """With another shape and number of units also on a machine without a GPU, where it shows that it works."""
     import ours
 
-    text, where = folder / "text", folder / "store"
-    corpus.write_text(text, 3 * corpus.DOCUMENTS)
-    source = Source.open(SourceSpec(data=(str(text / "corpus.jsonl"),), reading=Reading(column="text", id="id")))
-    config, sites = ours.SHAPES["0.5b"], parse_sites(ours.SITES["0.5b"])
-    engine = ours.engine_of(config, sites, ours.random_params(config, sites))
-    result: dict[str, Any] = {"model": ours.measure(engine, corpus.packed(corpus.tokens(151_000), ours.ROWS))}
-    # The first pass makes the pool of page-locked memory grow to what waits for the disk, which takes a second, once.
-    passes = (("first", corpus.DOCUMENTS), ("disk", 2 * corpus.DOCUMENTS), ("sustained", 3 * corpus.DOCUMENTS))
-    for name, documents in passes:
+    began = time.perf_counter()
+    arrow = find_spec("pyarrow") is not None
+    if not arrow:
+        without_arrow()
+    plan = planned(folder, shape or ours.SHAPES["0.5b"], ours.SITES["0.5b"], units, unit_rows)
+    said: list[str] = []
+    made = compute.ModelCompute(plan, compute.Settings(processes=PROCESSES), said.append)
+    engine = made._engine
+    result: dict[str, Any] = {"said": said, "arrow": arrow, "prepared_s": time.perf_counter() - began}
+    documents = corpus.tokens(15_000, min(corpus.DOCUMENTS, plan.rows))
+    result["model"] = ours.measure(engine, corpus.packed(documents, engine.shape[0]))
+    vars(made)["_engine"] = Watched(engine)
+    disk = folder / "store"
+    # The first pass makes the pool of page-locked memory grow to what waits to be written, once.
+    memory = MEMORY if shutil.disk_usage(MEMORY.parent).free > MEMORY_BYTES else None
+    passes = (("first", memory or disk, False), ("memory", memory, True), ("disk", disk, False), ("synced", disk, True))
+    for name, where, synced in passes:
+        if where is None:
+            print(f"{name}: left out, {MEMORY.parent} is too small", flush=True)
+            continue
+        if time.perf_counter() - began > SECONDS_MAX:
+            print(f"{name}: left out after {time.perf_counter() - began:.0f} s", flush=True)
+            continue
         shutil.rmtree(where, ignore_errors=True)
-        where.mkdir()
-        result[name] = once(where, source, documents, text, engine, [site.name for site in sites], config.width)
+        where.mkdir(parents=True)
+        result[name] = asyncio.run(once(where, plan, made, synced=synced))
+        if name != "first":
+            result[name] |= verify(where, plan, result[name]["tokens"])
         print(name, result[name], flush=True)
-    shutil.rmtree(where)
-    where.mkdir()
-    return result | write_speed(where)
-
-
-def once(
-    where: Path, source: Source, documents: int, text: Path, engine: Any, sites: list[str], width: int
-) -> dict[str, Any]:
-    store = Store(where, sites, width)
-    feeder = Feeder(source, str(text), engine.shape[0], documents)
-    rows: queue.Queue[list[Row]] = queue.Queue()
-    feeder.start()
-    for found in engine.run(feeder.batches(rows)):
-        store.take(found, rows.get())
-    run_done = time.perf_counter()
-    store.finish()
-    seconds = time.perf_counter() - feeder.started_at
-    verified = store.verify()
-    check_format(where, store.sites, width, feeder.tokens)
-    return {
-        "tokens_s": feeder.tokens / seconds,
-        "tokens": feeder.tokens,
-        "seconds": seconds,
-        "run_s": run_done - feeder.started_at,
-        "first_batch_s": feeder.first_batch_at - feeder.started_at,
-        "writers_full_s": store.waited_s,
-        "gb_s": feeder.tokens * width * 2 * len(sites) / seconds / 1e9,
-        "verified_gb_s": verified,
-        "files": len(store.files),
-    }
-
-
-def check_format(where: Path, sites: list[str], width: int, tokens: int) -> None:
-    """The files are what other tools call safetensors, and hold as many rows as tokens were fed."""
-    from safetensors import safe_open
-
-    for site in sites:
-        rows = 0
-        for path in where.glob(f"{site}.*.safetensors"):
-            with safe_open(path, "np") as file:
-                size = file.get_slice("acts").get_shape()
-            rows += size[0]
-            if size[1] != width:
-                raise SystemExit(f"{path}: {size}")
-        if rows != tokens:
-            raise SystemExit(f"{site}: {rows} rows for {tokens} tokens")
+        shutil.rmtree(where)
+    disk.mkdir(exist_ok=True)
+    made._feeder.__exit__()
+    return result | write_speed(disk)

@@ -1,17 +1,20 @@
 """Forks workers, strikes them at the calls it is told, lets others finish, and checks the bucket: one line per case.
 
 The test starts it as a process of its own, because a fork needs a parent without threads, and its imports are paid once
-for hundreds of workers. Its words are `calls ROOT`, `points ROOT POINT…`, or `crowd ADDRESS SEED UNITS KILLS`.
+for hundreds of workers. Its words are `calls ROOT`, `points ROOT POINT…`, `crowd ADDRESS SEED UNITS KILLS`, or
+`losses ROOT SEED KILLS STORING`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tests.process.extraction import (
     cheap_plan,
@@ -85,6 +88,42 @@ def crowd(address: str, seed: int, units: int, kills: int) -> str:
     return "ok"
 
 
+def losses(root: str, seed: int, kills: int, storing_max: int) -> list[int]:
+    """For each of some workers that were killed on a run: how many units it had begun or held, and not committed."""
+    rng = random.Random(seed)
+    plan = cheap_plan(rows=(kills + 1) * 18, unit_rows=3)  # more than they can do before they are killed
+    notes = f"{root}.begun"
+    lost: list[int] = []
+    for number in range(kills):
+        name = f"v{number}"
+        victim = spawn(root, plan, name, lease_s=LEASE_S, unit_s=0.1, storing_max=storing_max, notes=notes)
+        patience = time.monotonic() + 60
+        while not _begun_by(notes, name) and time.monotonic() < patience:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0.0, 0.4))  # how far it has come is chance; the bound is not
+        os.kill(victim, signal.SIGKILL)
+        ended(victim)
+        committed = {path.name for path in Path(f"{root}/runs/{plan.run}/commits").glob("*")}
+        lost.append(len((_begun_by(notes, name) | _held_by(f"{root}/runs/{plan.run}/leases", name)) - committed))
+    if ended(spawn(root, plan, "last", lease_s=LEASE_S)) != 0:
+        raise SystemExit("the last worker did not end well")
+    check(whole_directory(root), plan)
+    return lost
+
+
+def _begun_by(notes: str, name: str) -> set[str]:
+    if not Path(notes).exists():
+        return set()
+    lines = (line.split() for line in Path(notes).read_text().splitlines())
+    return {unit for worker, unit in lines if worker == name}
+
+
+def _held_by(leases: str, name: str) -> set[str]:
+    """Units with a lease of this worker."""
+    found = [json.loads(path.read_bytes()) for path in Path(leases).glob("*/*")]
+    return {lease["unit"] for lease in found if lease["attempt"].startswith(f"{name}-")}
+
+
 def wake(asleep: dict[int, float], now: float) -> None:
     """Let those go on whose time has come. One that sleeps in a write to a directory holds others up until then."""
     for child, until in tuple(asleep.items()):
@@ -104,6 +143,9 @@ def main() -> None:
                 sys.stdout.flush()
         case ["crowd", address, seed, units, kills]:
             sys.stdout.write(f"{crowd(address, int(seed), int(units), int(kills))}\n")
+        case ["losses", root, seed, kills, storing_max]:
+            lost = losses(root, int(seed), int(kills), int(storing_max))
+            sys.stdout.write(f"{' '.join(map(str, lost))}\n")
         case words:
             sys.exit(f"unknown words: {words}")
 

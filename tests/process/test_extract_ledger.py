@@ -92,6 +92,14 @@ def test_a_worker_struck_at_any_object_call_loses_and_doubles_nothing(tmp_path: 
     assert sorted(killing(*programs)) == sorted(f"{point} ok" for point in points)
 
 
+@pytest.mark.parametrize("storing_max", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_worker_that_is_killed_costs_its_unit_and_one_that_is_being_stored(tmp_path: Path, storing_max: int) -> None:
+    lost = killing(("losses", str(tmp_path / "root"), "1", "6", str(storing_max)))[0].split()
+    assert len(lost) == 6
+    assert all(int(units) <= 1 + storing_max for units in lost), lost
+    assert any(int(units) for units in lost), "nothing was killed at work"
+
+
 def test_eight_workers_on_a_directory(tmp_path: Path) -> None:
     assert killing(("crowd", str(tmp_path / "root"), "1", "24", "4")) == ["ok"]
 

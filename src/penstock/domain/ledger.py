@@ -15,6 +15,9 @@ from enum import StrEnum
 import msgspec
 
 LEASE_DIGITS = 6  #: leases of one unit sort by name up to a million take-overs
+BLOCK_BYTES = 8 << 20
+#: Before the checksum of an object that was hashed by blocks; a checksum without a kind is the SHA-256 of all bytes.
+BLOCKS_KIND = "sha256-of-8MiB-sha256:"
 
 
 # --- where things lie ---
@@ -138,6 +141,23 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def checksum_of_blocks(digests: Iterable[bytes]) -> str:
+    """The checksum of a large object, from the SHA-256 of each of its blocks of `BLOCK_BYTES`, the last one shorter.
+
+    Blocks can be hashed in any order and by several threads, and before the object's first bytes are known (ADR 0039).
+    """
+    return BLOCKS_KIND + hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def matches(data: bytes, named: str) -> bool:
+    """Whether bytes have the checksum that a record names, of whichever kind it is."""
+    if not named.startswith(BLOCKS_KIND):
+        return checksum(data) == named
+    whole = memoryview(data)
+    blocks = (whole[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES))
+    return checksum_of_blocks(hashlib.sha256(block).digest() for block in blocks) == named
 
 
 def split(run: str, rows: int, unit_rows: int) -> Plan:

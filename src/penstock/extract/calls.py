@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from penstock.domain import ledger
 from penstock.domain.ledger import Put, Verdict
-from penstock.ports.objects import AlreadyThere, Damaged, Kept, ObjectsError, Ranged, Stored
+from penstock.objects.drafts import MemoryDraft
+from penstock.ports.objects import AlreadyThere, Damaged, Draft, Drafting, Kept, ObjectsError, Ranged, Stored
 
 T = TypeVar("T")
 
@@ -53,10 +54,18 @@ class Calls:
         """Create if absent where it does not matter who was first."""
         await self.patiently(lambda: self._put_new_or_there(path, data))
 
-    async def put_new(self, path: str, data: bytes) -> tuple[Put, int]:
+    def draft(self, *, in_memory: bool = False, synced: bool = True) -> Draft:
+        """An object that is written before it gets its name; in memory where the store has no such thing."""
+        if isinstance(self.objects, Drafting) and not in_memory:
+            return self.objects.draft(synced=synced)
+        return MemoryDraft(self.objects)
+
+    async def put_new(self, path: str, data: bytes | Draft) -> tuple[Put, int]:
         """One try, and the generation if it was created."""
         try:
-            return Put.CREATED, await self.objects.put_new(path, data)
+            if isinstance(data, bytes):
+                return Put.CREATED, await self.objects.put_new(path, data)
+            return Put.CREATED, await data.name(path)
         except AlreadyThere:
             return Put.TAKEN, 0
         except ObjectsError as error:

@@ -67,19 +67,33 @@ class Claims:
         self._held: dict[str, Claim] = {}
         self._turn = asyncio.Lock()  #: a lease that is let go must not be renewed once more
 
-    async def claim(self, units: Sequence[Unit]) -> Claim | None:
-        """One of the units, now ours; None when others hold all of them."""
+    async def likely(self, units: Sequence[Unit]) -> Unit | None:
+        """One of the units that nobody holds now; it is not claimed, and another may be faster."""
+        return next((unit for unit, _ in await self._free(units)), None)
+
+    async def claim(self, units: Sequence[Unit], first: Unit | None = None) -> Claim | None:
+        """One of the units, now ours, `first` if it can be had; None when others hold all of them."""
+        free = await self._free(units)
+        free.sort(key=lambda each: each[0] != first)
+        for unit, number in free:
+            if (claim := await self._take(unit, number)) is not None:
+                return claim
+        return None
+
+    async def _free(self, units: Sequence[Unit]) -> list[tuple[Unit, int]]:
+        """Units whose lease is old or absent, and the number to claim each with, from anywhere in the row onwards."""
         seen: dict[str, list[SeenLease]] = {}
         for kept in await self._calls.survey(leases_of_run(self._plan.run)):
             name = kept.path.split("/")[-2]
             seen.setdefault(name, []).append(SeenLease(number=ledger.lease_number(kept.path), since=kept.written_at))
         now = await self._store_now()
-        first = self._rng.randrange(len(units)) if units else 0
-        for unit in (*units[first:], *units[:first]):
+        begin = self._rng.randrange(len(units)) if units else 0
+        found: list[tuple[Unit, int]] = []
+        for unit in (*units[begin:], *units[:begin]):
             number = ledger.next_lease(seen.get(unit.id, ()), now, self.lease_s)
-            if number is not None and (claim := await self._take(unit, number)) is not None:
-                return claim
-        return None
+            if number is not None:
+                found.append((unit, number))
+        return found
 
     async def release(self, claim: Claim, *, done: bool) -> None:
         """Let go of a unit: committed (then none of its leases is needed any more) or given back."""

@@ -14,7 +14,7 @@ from penstock.domain import ledger
 from penstock.domain.ledger import DataObject, Put
 from penstock.extract.calls import Calls
 from penstock.extract.claims import Claim
-from penstock.extract.layout import Content, UnitCommit, decode_commit
+from penstock.extract.layout import Content, Made, UnitCommit, decode_commit
 from penstock.extract.plan import RunPlan
 from penstock.ports.objects import Damaged, ObjectsError
 
@@ -27,7 +27,7 @@ async def publish(
 ) -> bool:
     """Store and commit; False when another attempt's commit stands and nothing of this one is left."""
     objects = await asyncio.gather(
-        *(_store(calls, plan.run, claim, name, data, read_back=read_back) for name, data in content.objects.items())
+        *(_store(calls, plan.run, claim, name, made, read_back=read_back) for name, made in content.objects.items())
     )
     record = UnitCommit(
         unit=claim.unit.id,
@@ -51,22 +51,21 @@ async def discard(calls: Calls, run: str, claim: Claim) -> None:
         await calls.delete(path)
 
 
-async def _store(calls: Calls, run: str, claim: Claim, name: str, data: bytes, *, read_back: bool) -> DataObject:
-    checksum = await asyncio.to_thread(ledger.checksum, data)
+async def _store(calls: Calls, run: str, claim: Claim, name: str, made: Made, *, read_back: bool) -> DataObject:
     path = ""
     for number in range(NAMES_MAX):
         path = ledger.data_path(run, claim.unit.id, claim.attempt, name if not number else f"{name}.{number}")
-        generation = await _put(calls, path, data, checksum, read_back=read_back)
+        generation = await _put(calls, path, made, read_back=read_back)
         if generation is not None:
-            return DataObject(path=path, generation=generation, checksum=checksum)
+            return DataObject(path=path, generation=generation, checksum=made.checksum)
     raise ObjectsError(f"{path}: {NAMES_MAX} times other bytes were stored than were sent")
 
 
-async def _put(calls: Calls, path: str, data: bytes, checksum: str, *, read_back: bool) -> int | None:
+async def _put(calls: Calls, path: str, made: Made, *, read_back: bool) -> int | None:
     """The generation of the object as it was sent; None when other bytes lie there now."""
     pauses = calls.pauses()
     while True:
-        put, generation = await calls.put_new(path, data)
+        put, generation = await calls.put_new(path, made.data)
         if put is Put.CREATED and not read_back:
             return generation
         # Taken means taken by this attempt, whose earlier answer was lost: nobody else uses its names.
@@ -75,7 +74,7 @@ async def _put(calls: Calls, path: str, data: bytes, checksum: str, *, read_back
         except Damaged:
             return None
         if stored is not None:
-            found = await asyncio.to_thread(ledger.checksum, stored.data)
-            return stored.generation if found == checksum else None
+            same = await asyncio.to_thread(ledger.matches, stored.data, made.checksum)
+            return stored.generation if same else None
         if not await pauses():
             raise ObjectsError(f"{path}: could not be stored, and the store does not say why")

@@ -21,7 +21,7 @@ from penstock.domain.ledger import Unit
 from penstock.extract import engine, feed, packing, work
 from penstock.extract.config import load_config
 from penstock.extract.engine import Engine
-from penstock.extract.layout import Piece
+from penstock.extract.layout import Course, Piece
 from penstock.extract.mesh import MeshShape, check_shape, make_mesh
 from penstock.extract.packing import Placement
 from penstock.extract.plan import RunPlan
@@ -33,6 +33,10 @@ from penstock.extract.weights import load_weights
 
 #: Of one device and step, by platform: enough to fill it. A CPU has no use for more than a few rows.
 STEP_TOKENS: Final = {"cpu": 4096, "gpu": 65_536, "tpu": 65_536}
+
+#: How many times fewer rows the second program has on an accelerator, for the end of a unit: without it half a step is
+#: lost with each unit, which has about nine at the largest size of objects.
+SMALLER: Final = 4
 
 #: Batches in, results by site name out, in order.
 RunBatches = Callable[[Iterator[PackedBatch]], Iterator[Mapping[str, Array]]]
@@ -59,7 +63,7 @@ class ModelCompute:
         self._feeder = feed.Feeder(self._work.order, settings.processes)  # its processes end with this one
         self._engine = self._begin()
 
-    def __call__(self, plan: RunPlan, unit: Unit) -> Iterator[Piece]:
+    def __call__(self, plan: RunPlan, unit: Unit) -> Course:
         """The first rows are read and tokenised at once; the device works when the pieces are asked for."""
         if plan != self._plan:
             raise ValueError("a worker computes one plan only")
@@ -80,9 +84,17 @@ class ModelCompute:
             segments_max=self._work.segments_max,
             window=self._work.window,
             batch=self._engine.shape[0],
+            small=self._engine.small,
         )
+
+        def told() -> Iterator[tuple[PackedBatch, list[Placement]]]:
+            yield from packed
+            course.on_fed()  # the engine asks for more when it has been given the last batch
+
         # Which rows were refused is known when the last one was read.
-        return chain(cut_apart(passages, packed, self._engine.run), (_empty(each) for each in refused))
+        pieces = chain(cut_apart(passages, told(), self._engine.run), (_empty(each) for each in refused))
+        course = Course(pieces)
+        return course
 
     def _begin(self) -> Engine:
         """Load the weights and compile the step."""
@@ -95,6 +107,7 @@ class ModelCompute:
         rows = self._settings.rows or per_device * shape.data * shape.fsdp
         check_shape(shape, config, devices=len(devices), rows=rows)
         mesh = make_mesh(shape, devices) if len(devices) > 1 else None
+        small = None if devices[0].platform == "cpu" or rows % (SMALLER * shape.data * shape.fsdp) else rows // SMALLER
         made = engine.prepare(
             config,
             sites,
@@ -102,6 +115,7 @@ class ModelCompute:
             dtype=dtype,
             rows=rows,
             width=width,
+            small=small,
             segments_max=self._work.segments_max,
             mesh=mesh,
             in_flight=self._settings.in_flight,

@@ -1,7 +1,8 @@
 """The engine: runs the model's step over packed batches, with copies to the host and later steps under way.
 
-`compute` calls `prepare` once per worker and `run` for each unit. One shape is compiled; a batch of another shape is
-an error, because it would compile anew in the middle of a run. Results are copied to page-locked memory as soon as they
+`compute` calls `prepare` once per worker and `run` for each unit. One shape is compiled, and on request a second one of
+fewer rows, for what is left over at the end of a unit; a batch of another shape is an error, because it would compile
+anew in the middle of a run. Results are copied to page-locked memory as soon as they
 exist (plain copies cost two thirds of the speed on a GPU) and handed over in order, as views where the platform allows.
 It must not know documents: it takes batches and gives arrays.
 """
@@ -51,12 +52,16 @@ class Engine:
         *,
         rows: int,
         width: int,
+        small: int | None = None,
         in_flight: int = IN_FLIGHT,
         pinned: bool | None = None,
         mesh: jax.sharding.Mesh | None = None,
         said: Sequence[str] = (),
     ) -> None:
-        """`pinned` None: where the platform has page-locked memory. `said` is what was chosen before, and why."""
+        """`small`: rows of the second shape. `pinned` None: where the platform has page-locked memory.
+
+        `said` is what was chosen before, and why.
+        """
         if in_flight < 1:
             raise ValueError(f"in_flight {in_flight}: at least 1 step must be under way")
         self.shape = (rows, width)
@@ -71,11 +76,25 @@ class Engine:
         place = "page-locked memory" if self._pinned else "the host's memory"
         self.said = (*said, f"{in_flight} steps under way, results to {place}")
         options = GPU_OPTIONS if self._device.platform == "gpu" else None
-        ints = jax.ShapeDtypeStruct(self.shape, np.int32, sharding=self._rows)  # type: ignore[no-untyped-call]
-        self._step = jax.jit(step, compiler_options=options).lower(params, ints, ints, ints).compile()
+        made = jax.jit(step, compiler_options=options)
+        self._steps = {self.shape: self._compiled(made, self.shape)}
+        self.small = small
+        if small is not None:
+            try:
+                self._steps[small, width] = self._compiled(made, (small, width))
+            except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+                # What is left over at the end of a unit is padded, then: a little slower, and nothing else.
+                self.small = None
+                self.said = (*self.said, f"no steps of {small} rows: {str(error).splitlines()[0][:200]}")
+
+    def _compiled(self, step: Any, shape: tuple[int, int]) -> Any:
+        ints = jax.ShapeDtypeStruct(shape, np.int32, sharding=self._rows)  # type: ignore[no-untyped-call]
+        return step.lower(self._params, ints, ints, ints).compile()
 
     def run(self, batches: Iterable[PackedBatch]) -> Iterator[dict[str, Array]]:
         """One dictionary per batch, by site name, [rows, width, d] each, in order; read-only.
+
+        Batches are asked for until there are none, and the last results are waited for after that.
 
         Arrays may lie in page-locked memory, which lasts as long as they do: copy what is to be kept for long.
         """
@@ -88,10 +107,12 @@ class Engine:
             yield _taken(under_way.popleft())
 
     def _start(self, batch: PackedBatch) -> dict[str, jax.Array]:
-        if batch.tokens.shape != self.shape:
-            raise ValueError(f"batch is {batch.tokens.shape} and the program was compiled for {self.shape}")
+        rows, width = batch.tokens.shape
+        step = self._steps.get((rows, width))
+        if step is None:
+            raise ValueError(f"batch is {(rows, width)} and the program was compiled for {self.shape}")
         given = jax.device_put((batch.tokens, batch.positions, batch.segments), self._rows or self._device)
-        found: dict[str, jax.Array] = self._step(self._params, *given)
+        found: dict[str, jax.Array] = step(self._params, *given)
         if self._pinned:
             return {
                 name: jax.device_put(value, value.sharding.with_memory_kind(PINNED)) for name, value in found.items()
@@ -109,6 +130,7 @@ def prepare(
     dtype: str,
     rows: int,
     width: int,
+    small: int | None = None,
     segments_max: int = 32,
     mesh: jax.sharding.Mesh | None = None,
     in_flight: int = IN_FLIGHT,
@@ -121,6 +143,8 @@ def prepare(
     if mesh is None:
         params = fuse(params)
         kernel = gate_up.choose(device, config, dtype, rows * width)
+        if small is not None and kernel.kernel and not gate_up.choose(device, config, dtype, small * width).kernel:
+            small = None
     tries = [(chosen, kernel.kernel, (chosen.reason, kernel.reason))]
     if kernel.kernel is not None:
         tries.append((chosen, None, (chosen.reason, "without the gated MLP's kernel")))
@@ -134,6 +158,7 @@ def prepare(
                 params,
                 rows=rows,
                 width=width,
+                small=small,
                 in_flight=in_flight,
                 mesh=mesh,
                 said=(*said, why) if why else said,

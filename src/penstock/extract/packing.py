@@ -75,11 +75,18 @@ def batches(
 
 
 def stream(
-    docs: Iterable[NDArray[np.int32]], *, width: int, segments_max: int, window: int, batch: int
+    docs: Iterable[NDArray[np.int32]],
+    *,
+    width: int,
+    segments_max: int,
+    window: int,
+    batch: int,
+    small: int | None = None,
 ) -> Iterator[tuple[PackedBatch, list[Placement]]]:
     """What `pack` and `batches` give together, as documents come: never more of them are held than one window's.
 
-    So the device can begin before the last document of a unit has been tokenised.
+    So the device can begin before the last document of a unit has been tokenised. The rows that are left over at the
+    end go in batches of `small` rows, if that means fewer rows of padding.
     """
     _check_batch(batch)
     waiting: list[list[tuple[int, NDArray[np.int32]]]] = []
@@ -89,8 +96,9 @@ def stream(
             if len(waiting) == batch:
                 yield _laid_out(waiting, batch, width)
                 waiting = []
-    if waiting:
-        yield _laid_out(waiting, batch, width)
+    step = small if small is not None and len(waiting) <= batch - small else batch
+    for start in range(0, len(waiting), step):
+        yield _laid_out(waiting[start : start + step], step, width)
 
 
 def _check_batch(batch: int) -> None:

@@ -181,6 +181,6 @@ class Run:
     def _read_index(self, calls: Calls) -> Any:
         data = self.manifest.index
         stored = self._loop.run(calls.read(data.path))
-        if stored is None or ledger.checksum(stored.data) != data.checksum:
+        if stored is None or not ledger.matches(stored.data, data.checksum):
             raise Damaged(f"{data.path}: the run's index is not as the manifest says")
         return read_index(stored.data)

@@ -174,7 +174,7 @@ async def _write_index(calls: Calls, plan: RunPlan, commits: Mapping[str, UnitCo
         async with places:
             data = object_of(commits[unit], INDEX)
             stored = await calls.read(data.path)
-            if stored is None or ledger.checksum(stored.data) != data.checksum:
+            if stored is None or not ledger.matches(stored.data, data.checksum):
                 raise Incomplete(f"{unit}: {data.path} is not as it was committed")
             return read_index(stored.data)
 

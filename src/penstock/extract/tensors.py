@@ -1,13 +1,12 @@
 """The safetensors format, written and read without copies that are not needed.
 
-`layout` writes a unit's objects with it, the reader finds rows with it. A tensor is written from many arrays, one after
-another, so that rows that were computed apart are joined once, into the object itself. It must not load tensors of an
-object it reads: it says where their bytes are.
+`unit_writer` writes a unit's objects with it, the reader finds rows with it. Small tensors are joined from many arrays;
+of a large one only the header is made here, and its rows are written elsewhere, as they come. It must not load tensors
+of an object it reads: it says where their bytes are.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,6 +22,8 @@ from penstock.ports.objects import Damaged
 Array = NDArray[Any]
 
 LENGTH_BYTES: Final = 8
+#: Of an object whose rows are written before their number is known: its rows begin at the start of a page.
+ROOM_BYTES: Final = 4096
 HEADER_BYTES_MAX: Final = 1 << 20  #: ours are some hundred bytes; more is not ours
 _CODES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int32": "I32", "int64": "I64"}
 _NAMES: Final = {code: name for name, code in _CODES.items()}
@@ -65,13 +66,22 @@ def encode(tensors: Mapping[str, Sequence[Array]], metadata: Mapping[str, str]) 
         chunks.extend(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data for part in parts if part.nbytes)
         at += size
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % LENGTH_BYTES)  # the format wants its data aligned
-    # Not bytes.join, which holds the interpreter until a gigabyte is copied: the device's thread would wait for it.
-    whole = io.BytesIO()
-    whole.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-    for chunk in chunks:
-        whole.write(chunk)
-    return whole.getvalue()
+    return b"".join((_padded(text, -len(text) % LENGTH_BYTES), *chunks))  # the format wants its data aligned
+
+
+def header_of(name: str, dtype: str, shape: Sequence[int], metadata: Mapping[str, str]) -> bytes:
+    """The first `ROOM_BYTES` of an object with one tensor, whose rows lie behind them."""
+    size = math.prod(shape) * dtype_of(dtype).itemsize
+    facts = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (0, size)}
+    text = msgspec.json.encode({_METADATA: dict(sorted(metadata.items())), name: facts})
+    if len(text) > ROOM_BYTES - LENGTH_BYTES:
+        raise ValueError(f"{name}: {len(text)} bytes of header, and there is room for {ROOM_BYTES - LENGTH_BYTES}")
+    return _padded(text, ROOM_BYTES - LENGTH_BYTES - len(text))
+
+
+def _padded(text: bytes, spaces: int) -> bytes:
+    """A header may end in spaces."""
+    return (len(text) + spaces).to_bytes(LENGTH_BYTES, "little") + text + b" " * spaces
 
 
 def header_stop(beginning: bytes, path: str) -> int:

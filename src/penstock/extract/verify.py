@@ -169,7 +169,7 @@ async def _read_hashed(calls: Calls, unit: str, data: DataObject) -> tuple[bytes
         return b"", [f"{unit}: {data.path} is gone"]
     if stored.generation != data.generation:
         return b"", [f"{unit}: {data.path} is not the write that was committed"]
-    if await asyncio.to_thread(ledger.checksum, stored.data) != data.checksum:
+    if not await asyncio.to_thread(ledger.matches, stored.data, data.checksum):
         return b"", [f"{unit}: {data.path} has other bytes than were committed"]
     return stored.data, []
 

@@ -24,8 +24,10 @@ from penstock.extract.source import Refused, Source
 from penstock.extract.tokens import Rules, Tokenizer
 from penstock.objects.inputs import Input, find_inputs, normal_address, open_input
 
-#: Of one object, which is one site of one unit.
-OBJECT_BYTES: Final = 256 << 20
+#: Of one object, which is one site of one unit. The larger, the less it costs that a unit's last step is not full, and
+#: to claim and commit it; but all objects of a unit together should not be more than `UNIT_BYTES`.
+OBJECT_BYTES: Final = (256 << 20, 1 << 30)
+UNIT_BYTES: Final = 4 << 30
 UNITS_LEAST: Final = 16  #: so that a small dataset, too, is work for several
 SAMPLED_ROWS: Final = 200
 _SAMPLES: Final = 16
@@ -102,10 +104,10 @@ def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned
     )
     rows = min(wish.source.rows, wish.max_samples or wish.source.rows)
     tokens_per_row, refused = _look(work, min(rows, SAMPLED_ROWS), environment)
-    widest = max(config.site_width(site) for site in sites) * _SIZES[wish.dtype]
+    widths = [config.site_width(site) * _SIZES[wish.dtype] for site in sites]
     plan = make_plan(
         rows=rows,
-        unit_rows=wish.unit_rows or choose_unit_rows(rows, tokens_per_row * widest),
+        unit_rows=wish.unit_rows or choose_unit_rows(rows, tokens_per_row * max(widths), tokens_per_row * sum(widths)),
         sites=tuple(site.name for site in sites),
         dtype=wish.dtype,
         work=msgspec.to_builtins(work),
@@ -113,9 +115,11 @@ def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned
     return Planned(plan=plan, config=config, sites=sites, tokens_per_row=tokens_per_row, refused=refused)
 
 
-def choose_unit_rows(rows: int, bytes_per_row: float) -> int:
-    """Rows of a unit: objects of about `OBJECT_BYTES`, and units for several workers in any case."""
-    full = int(OBJECT_BYTES / bytes_per_row) if bytes_per_row else rows
+def choose_unit_rows(rows: int, object_row: float, unit_row: float) -> int:
+    """Rows of a unit, from the bytes of one row in the largest object and in all: and units for several in any case."""
+    least, most = OBJECT_BYTES
+    size = min(most, max(least, UNIT_BYTES * object_row / unit_row)) if unit_row else most
+    full = int(size / object_row) if object_row else rows
     return max(1, min(full, -(-rows // UNITS_LEAST)))
 
 
@@ -160,6 +164,8 @@ def fingerprints(model: str, environment: Mapping[str, str] = os.environ) -> dic
 
 def _fingerprint(file: Input, environment: Mapping[str, str]) -> str:
     """The hash of the size and of samples all over the file, its beginning and end among them."""
+    if file.address.startswith("hf://"):
+        return file.tag  # the Hub's own hash of the whole file, which a download is compared with: none is needed here
     digest = hashlib.sha256(str(file.size).encode())
     with open_input(file, environment) as opened:
         for number in range(_SAMPLES + 1):

@@ -1,9 +1,10 @@
 """A worker: claims a unit, computes it, stores and commits it, and ends when no unit of the run is open.
 
 `tpu extract worker` runs it, under any launcher or as a replica of a Penstock job; it needs the bucket and nothing
-else. One unit is prepared (read, tokenised) while another is on the device and a third goes to the bucket, so that the
-device need not wait for either. It may be killed at any moment: what it held is taken over when its lease has run out,
-and what it stored without a commit counts for nothing. It must keep no state of its own.
+else. It claims one unit at a time, when the device has got the last of the work of the one before; what that one still
+needs (its last rows, its sync or upload, its commit) happens meanwhile, for one unit at most. The input of the next is
+read and tokenised before, without a lease. It may be killed at any moment: what it held is taken over when its lease
+has run out, and what it stored without a commit counts for nothing. It must keep no state of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final, NoReturn
+from functools import partial
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -22,17 +24,17 @@ from penstock.domain.ledger import Unit
 from penstock.extract.calls import Calls
 from penstock.extract.claims import Claim, Claims
 from penstock.extract.commit import publish
-from penstock.extract.layout import Compute, Piece, encode_unit
+from penstock.extract.layout import Compute, Course, Piece
 from penstock.extract.plan import RunPlan
 from penstock.extract.seal import seal, sweep
+from penstock.extract.unit_writer import Hands, UnitWriter
 
 logger = logging.getLogger(__name__)
 
 LEASE_S: Final = 90.0
-#: Units on the device or on their way to the bucket while the next is prepared: more would only need more memory.
-BEGUN_MAX: Final = 2
-#: With fewer units open than this, none is claimed before the device is free: another worker may be idle.
-AHEAD_LEAST: Final = 4
+#: Units that are being stored while the device works on the next: a worker that is lost then costs both. With 0 it
+#: costs one at most, and the device waits for each commit.
+STORING_MAX: Final = 1
 LOOK_S: Final = 5.0  #: how often a worker that found nothing to claim looks again
 
 
@@ -52,9 +54,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
     lease_s: float = LEASE_S
     look_s: float = LOOK_S
-    begun_max: int = BEGUN_MAX
+    storing_max: int = STORING_MAX
+    hands: int | None = None  #: threads that hash and write; None: half of the processors
     read_back: bool = False
+    synced: bool = True  #: False, in a directory: what a power cut takes is found by `tpu extract verify`
     code: str = ""
+
+
+class _Ready(NamedTuple):
+    """A unit's pieces, as far as they are ready before the device works, and how long that took."""
+
+    pieces: Iterable[Piece]
+    seconds: float
 
 
 class Stopped(Exception):
@@ -87,7 +98,9 @@ class Worker:
             calls, plan, settings.worker, fence=settings.fence, lease_s=settings.lease_s, rng=rng, steady=steady
         )
         self._begun: dict[asyncio.Task[None], str] = {}
-        self._device = asyncio.Lock()
+        self._fed = asyncio.Event()  #: whether the device has got all of its work of the unit that was begun last
+        self._fed.set()
+        self._hands = Hands(settings.hands)
         self._left = threading.Event()
         self._tokens = 0
         self._documents = 0
@@ -107,6 +120,7 @@ class Worker:
             for task in (keeping, *self._begun):
                 task.cancel()
             await asyncio.gather(keeping, *self._begun, return_exceptions=True)
+            self._hands.close()
 
     async def _open(self) -> tuple[Unit, ...]:
         """Units without a commit, those that this worker has begun included."""
@@ -127,63 +141,66 @@ class Worker:
         free = [unit for unit in units if unit.id not in self._begun.values()]
         if self._should_stop():
             await self._stop()
-        if len(free) < AHEAD_LEAST:
-            async with self._device:
-                pass
-        claim = await self._claims.claim(free) if free else None
-        if claim is None:
-            if self._begun:
-                await self._settle(len(self._begun) - 1)
-            else:
-                await asyncio.sleep(self._settings.look_s)
-            return
-        started = self._steady()
-        pieces = await asyncio.to_thread(self._compute, self._plan, claim.unit)
-        prepared_s = self._steady() - started
-        await self._device.acquire()
+        # Which one it will be is not sure, and the input of the wrong one is thrown away: no lease is needed for it.
+        likely = await self._claims.likely(free) if free else None
+        ready = None if likely is None else await self._prepare(likely)
+        await self._fed.wait()
+        await self._settle(self._settings.storing_max)
         if self._should_stop():
-            self._device.release()
-            await self._stop(claim)
-        task = asyncio.create_task(self._finish(claim, pieces, prepared_s))
-        self._begun[task] = claim.unit.id
-        await self._settle(self._settings.begun_max)
-
-    async def _stop(self, claim: Claim | None = None) -> NoReturn:
-        """Let go of what is not computed yet, and see what is on its way to its end."""
+            await self._stop()
+        claim = await self._claims.claim(free, first=likely) if free else None
         if claim is not None:
-            await self._claims.release(claim, done=False)
+            self._begin(claim, ready if ready is not None and claim.unit == likely else await self._prepare(claim.unit))
+        elif self._begun:
+            await self._settle(len(self._begun) - 1)
+        else:
+            await asyncio.sleep(self._settings.look_s)
+
+    async def _prepare(self, unit: Unit) -> _Ready:
+        started = self._steady()
+        pieces = await asyncio.to_thread(self._compute, self._plan, unit)
+        return _Ready(pieces, self._steady() - started)
+
+    def _begin(self, claim: Claim, ready: _Ready) -> None:
+        """Have the device compute a unit, and what comes out be stored; `_fed` tells when it may get the next one."""
+        fed = self._fed = asyncio.Event()
+        if isinstance(ready.pieces, Course):
+            loop = asyncio.get_running_loop()
+            ready.pieces.on_fed = partial(loop.call_soon_threadsafe, fed.set)
+        task = asyncio.create_task(self._finish(claim, ready, fed))
+        self._begun[task] = claim.unit.id
+
+    async def _stop(self) -> NoReturn:
+        """See what is on its way to its end."""
         await self._settle(0)
         raise Stopped
 
-    async def _finish(self, claim: Claim, pieces: Iterable[Piece], prepared_s: float) -> None:
-        """Compute, store and commit a unit; whoever calls holds the device."""
+    async def _finish(self, claim: Claim, ready: _Ready, fed: asyncio.Event) -> None:
+        """Compute, store and commit a unit."""
         started = self._steady()
+        settings = self._settings
+        # What is read back and found damaged is sent again: then it must still be in memory.
+        draft = partial(self._calls.draft, in_memory=settings.read_back, synced=settings.synced)
+        writer = UnitWriter(self._plan, claim.unit, self._hands, draft)
         try:
-            computed = await asyncio.to_thread(self._run, pieces)
+            await asyncio.to_thread(self._run, ready.pieces, writer)
         except Stopped:
             await self._claims.release(claim, done=False)
             raise
         finally:
-            self._device.release()
-        await self._store(claim, computed, prepared_s + self._steady() - started)
+            fed.set()
+        await self._store(claim, writer, ready.seconds + self._steady() - started)
 
-    def _run(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def _run(self, pieces: Iterable[Piece], writer: UnitWriter) -> None:
         """On a thread."""
-        computed: list[Piece] = []
         for piece in pieces:
-            computed.append(piece)
+            writer.add(piece)
             if self._left.is_set() or self._should_stop():
                 raise Stopped
-        return computed
 
-    async def _store(self, claim: Claim, pieces: list[Piece], seconds: float) -> None:
+    async def _store(self, claim: Claim, writer: UnitWriter, seconds: float) -> None:
         settings = self._settings
-        content = await asyncio.to_thread(
-            lambda: encode_unit(
-                self._plan, claim.unit, pieces, seconds=seconds, worker=settings.worker, code=settings.code
-            )
-        )
-        pieces.clear()
+        content = await asyncio.to_thread(writer.finish, seconds=seconds, worker=settings.worker, code=settings.code)
         won = await publish(self._calls, self._plan, claim, content, fence=settings.fence, read_back=settings.read_back)
         await self._claims.release(claim, done=True)
         if won:

@@ -164,8 +164,8 @@ class BucketObjects:
                 self._must_be_there(error)
 
     async def _write(self, path: str, data: bytes, mode: PutMode) -> int:
-        about: Attributes = {SHA256: await _sha256(data)}
-        md5 = await _md5(data)
+        sha256, md5 = await asyncio.gather(_sha256(data), _md5(data))
+        about: Attributes = {SHA256: sha256}
         for _ in range(WRITES):
             written = await obstore.put_async(
                 self._store, self._prefix + path, data, mode=mode, use_multipart=False, attributes=about

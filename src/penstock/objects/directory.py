@@ -22,7 +22,10 @@ from errno import EACCES, ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from typing_extensions import Buffer
+
 from penstock.domain.admission import BadInput
+from penstock.objects.drafts import write_parts
 from penstock.objects.names import parts_of
 from penstock.ports.objects import AlreadyThere, Kept, ObjectsError, Stored
 
@@ -87,6 +90,12 @@ class DirectoryObjects:
     async def remove(self, folder: str) -> None:
         await asyncio.to_thread(self._remove, folder)
 
+    def draft(self, *, synced: bool) -> DirectoryDraft:
+        hidden = self._tmp / secrets.token_hex(16)
+        with _refusing("a draft"):
+            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return DirectoryDraft(self, hidden, file, synced=synced)
+
     # --- on threads ---
     def _write(self, path: str, data: bytes, *, new: bool) -> int:
         *folders, name = _parts(path)
@@ -104,6 +113,26 @@ class DirectoryObjects:
             finally:
                 hidden.unlink(missing_ok=True)
             os.pwrite(turn, generation.to_bytes(8), 0)
+        return generation
+
+    def name_draft(self, hidden: Path, file: int, path: str, *, synced: bool) -> int:
+        """Give a hidden file a name that is free. On a thread."""
+        *folders, name = _parts(path)
+        with _refusing(path):
+            if synced:
+                os.fsync(file)  # before our turn: this is what takes long
+            with self._turn(path) as turn:
+                with self._folder(folders) as folder:
+                    # Looked at first: if it is this very file, whose answer was lost, its generation must not change.
+                    if folder is not None and _is_there(name, folder):
+                        os.fsync(folder)
+                        raise AlreadyThere(path)
+                generation = self._next_generation(turn, os.fstat(file).st_mtime_ns, folders, name)
+                os.utime(file, ns=(generation, generation))
+                if synced:
+                    os.fsync(file)
+                self._give_name(hidden, folders, name, path, new=True)
+                os.pwrite(turn, generation.to_bytes(8), 0)
         return generation
 
     def _give_name(self, hidden: Path, folders: Sequence[str], name: str, path: str, *, new: bool) -> None:
@@ -308,6 +337,31 @@ class DirectoryObjects:
                     hidden.unlink()
 
 
+class DirectoryDraft:
+    """Implements `ports.objects.Draft` as a hidden file; if its writer dies, it is abandoned as any other."""
+
+    def __init__(self, objects: DirectoryObjects, hidden: Path, file: int, *, synced: bool) -> None:
+        self._objects = objects
+        self._hidden = hidden
+        self._file = file
+        self._synced = synced
+
+    def __del__(self) -> None:
+        # Not before the last thread has let go of it: the number would mean another file.
+        os.close(self._file)
+        self._hidden.unlink(missing_ok=True)
+
+    def write(self, at: int, parts: Sequence[Buffer]) -> None:
+        with _refusing("a draft"):
+            size = write_parts(self._file, at, parts)
+            if self._synced:
+                # Has the disk begin now, so that the sync at the end has little left to wait for.
+                os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
+
+    async def name(self, path: str) -> int:
+        return await asyncio.to_thread(self._objects.name_draft, self._hidden, self._file, path, synced=self._synced)
+
+
 def _enter(folder: int, part: str, *, make: bool) -> int | None:
     """Open a directory inside an open one; None when there is none. With `make` it is made, and synced, if absent."""
     try:
@@ -321,6 +375,14 @@ def _enter(folder: int, part: str, *, make: bool) -> int | None:
         os.mkdir(part, 0o700, dir_fd=folder)
         os.fsync(folder)
     return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
+
+
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _is_folder(name: str, folder: int) -> bool:

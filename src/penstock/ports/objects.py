@@ -6,9 +6,11 @@ the object back before it decides who won.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
+from typing_extensions import Buffer
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -74,3 +76,24 @@ class Ranged(Stock, Protocol):
 
     async def get_range(self, path: str, start: int, stop: int) -> bytes | None:
         """Bytes `start` up to, not including, `stop`, or up to the object's end; no checksum covers them."""
+
+
+class Draft(Protocol):
+    """An object that is being written: in any order, by any thread, and not to be seen before it gets its name.
+
+    It goes with the last reference to it; what has a name stays.
+    """
+
+    def write(self, at: int, parts: Sequence[Buffer]) -> None:
+        """Put the parts, one after another, at a place. Blocks: for threads."""
+
+    async def name(self, path: str) -> int:
+        """Create if absent, as `put_new`; the draft stays, and can be named again when the answer was lost."""
+
+
+@runtime_checkable
+class Drafting(Protocol):
+    """Objects that can be written before they have a name; others get large ones from memory, all at once."""
+
+    def draft(self, *, synced: bool) -> Draft:
+        """Unless `synced`, a power cut can take an object that has got its name."""

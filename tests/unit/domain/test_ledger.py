@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -214,3 +216,16 @@ def test_verify_compares_with_the_bucket(change: str) -> None:
         case _:
             del stored[path]
     assert ledger.verify(plan, manifest, stored) == (f"{path} is not in the bucket as it was committed",)
+
+
+@pytest.mark.parametrize("size", [1, ledger.BLOCK_BYTES, ledger.BLOCK_BYTES + 1, 2 * ledger.BLOCK_BYTES])
+def test_checksums_of_both_kinds_are_known(size: int) -> None:
+    data = bytes(range(251)) * (size // 251 + 1)
+    data = data[:size]
+    blocks = [data[at : at + ledger.BLOCK_BYTES] for at in range(0, size, ledger.BLOCK_BYTES)]
+    by_blocks = ledger.checksum_of_blocks(hashlib.sha256(block).digest() for block in blocks)
+    assert ledger.matches(data, ledger.checksum(data))
+    assert ledger.matches(data, by_blocks)
+    assert not ledger.matches(data + b"x", ledger.checksum(data))
+    assert not ledger.matches(data + b"x", by_blocks)
+    assert not ledger.matches(data, by_blocks.removeprefix(ledger.BLOCKS_KIND))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from penstock.domain import ledger
+from penstock.domain.ledger import Unit
 from penstock.extract.calls import Calls
+from penstock.extract.layout import Piece, UnitFacts
 from penstock.extract.plan import RunPlan, publish
+from penstock.extract.unit_writer import Hands, UnitWriter
 from penstock.extract.worker import Settings, Worker
 from penstock.objects.memory import MemoryObjects
-from penstock.ports.objects import Ranged
+from penstock.ports.objects import Draft, Ranged
 from tests.process.extraction import cheap_compute, cheap_plan
 
 T = TypeVar("T")
@@ -33,6 +37,34 @@ def finished(objects: Ranged, rows: int = 30, unit_rows: int = 7) -> tuple[Calls
     calls, plan = calls_to(objects), cheap_plan(rows, unit_rows)
     asyncio.run(finish(calls, plan))
     return calls, plan
+
+
+def encode_unit(plan: RunPlan, unit: Unit, pieces: Iterable[Piece]) -> tuple[dict[str, bytes], UnitFacts]:
+    """A unit's objects as bytes, and what is known of them."""
+    hands, bucket = Hands(2), memory()
+    writer = UnitWriter(plan, unit, hands, calls_to(bucket).draft)
+    try:
+        for piece in pieces:
+            writer.add(piece)
+        content = writer.finish(seconds=1.0, worker="w", code="c")
+    finally:
+        hands.close()
+    objects: dict[str, bytes] = {}
+    for name, made in content.objects.items():
+        if isinstance(made.data, bytes):
+            objects[name] = made.data
+        else:
+            asyncio.run(_named(made.data, name))
+            stored = bucket.peek(name)
+            assert stored is not None
+            objects[name] = stored.data
+        assert len(objects[name]) == made.size
+        assert ledger.matches(objects[name], made.checksum)
+    return objects, content.facts
+
+
+async def _named(draft: Draft, name: str) -> None:
+    await draft.name(name)
 
 
 def memory() -> MemoryObjects:

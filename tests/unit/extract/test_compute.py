@@ -18,13 +18,14 @@ from penstock.extract.attention import plain
 from penstock.extract.compute import ModelCompute, Settings
 from penstock.extract.config import load_config
 from penstock.extract.content import Reading
-from penstock.extract.layout import Piece, encode_unit
+from penstock.extract.layout import Piece
 from penstock.extract.model import make_step
 from penstock.extract.shapes import parse_sites
 from penstock.extract.source import Source, SourceSpec
 from penstock.extract.tokens import Cut, Keep, Rules, Tokenizer
 from penstock.extract.weights import load_weights
 from penstock.extract.work import Planned, Wish, choose_unit_rows, plan_run, work_of
+from tests.unit.extract.cheap import encode_unit
 
 SITES = "resid_post:1,3;mlp_out:2"
 WIDTH = 64
@@ -66,7 +67,7 @@ def pieces_of(planned: Planned, rows: int = 3) -> list[Piece]:
     found = []
     for unit in planned.plan.units:
         made = list(compute(planned.plan, unit))
-        encode_unit(planned.plan, unit, made, seconds=0.0, worker="w", code="c")  # which checks that it is whole
+        encode_unit(planned.plan, unit, made)  # which checks that it is whole
         found += made
     return found
 
@@ -123,6 +124,20 @@ def test_packed_documents_are_as_if_alone(folder: Path, alone: Alone) -> None:
     assert "no tokens" in by_row[16].note
 
 
+def test_it_tells_when_the_device_has_the_last_batch(folder: Path) -> None:
+    planned = plan_run(wish(folder, texts(folder)))
+    compute = ModelCompute(planned.plan, Settings(rows=1, in_flight=2), lambda line: None)
+    course = compute(planned.plan, planned.plan.units[0])
+    given: list[Piece] = []
+    at: list[int] = []
+    course.on_fed = lambda: at.append(len(given))
+    for piece in course:
+        given.append(piece)  # noqa: PERF402 (one by one: they are counted on the way)
+    assert len(given) == 6
+    assert len(at) == 1
+    assert at[0] < len(given), "the device had nothing to do when it told so"
+
+
 def test_windows_and_chosen_positions_keep_their_places(folder: Path, alone: Alone) -> None:
     rows = texts(folder)[8:12]
     planned = plan_run(wish(folder, rows, cut=Cut.WINDOWS, overlap=16, keep=Keep("every", 3)))
@@ -167,6 +182,9 @@ def test_max_samples_is_the_total(folder: Path) -> None:
 
 
 def test_units_are_large_objects_but_work_for_several() -> None:
-    assert choose_unit_rows(10_000_000, 400 * 896 * 2) == 374
-    assert choose_unit_rows(160, 1.0) == 10
-    assert choose_unit_rows(3, 0.0) == 1
+    one = 400 * 896 * 2
+    assert choose_unit_rows(10_000_000, one, 3 * one) == (1 << 30) // one
+    assert choose_unit_rows(10_000_000, one, 8 * one) == (1 << 29) // one
+    assert choose_unit_rows(10_000_000, one, 72 * one) == (1 << 28) // one
+    assert choose_unit_rows(160, 1.0, 1.0) == 10
+    assert choose_unit_rows(3, 0.0, 0.0) == 1

@@ -100,6 +100,27 @@ def test_another_shape_is_refused_and_not_compiled() -> None:
         list(engine.run([batch(1, rows=3)]))
 
 
+def test_the_smaller_shape_is_run_where_it_was_compiled() -> None:
+    engine = Engine(doubled, {}, rows=4, width=16, small=1)
+    found = list(engine.run([batch(3, rows=4), batch(5, rows=1)]))
+    assert [each["a"].shape for each in found] == [(4, 16, 1), (1, 16, 1)]
+    assert [int(each["a"][0, 1, 0]) for each in found] == [6, 10]
+    with pytest.raises(ValueError, match=r"\(2, 16\) and the program"):
+        list(engine.run([batch(1, rows=2)]))
+
+
+def test_without_the_smaller_shape_there_is_the_larger_one() -> None:
+    def picky(params: Params, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> dict[str, jax.Array]:
+        if tokens.shape[0] < 4:
+            raise NotImplementedError("too few rows for this kernel")
+        return doubled(params, tokens, positions, segments)
+
+    engine = Engine(picky, {}, rows=4, width=16, small=1)
+    assert engine.small is None
+    assert engine.said[-1] == "no steps of 1 rows: too few rows for this kernel"
+    assert len(list(engine.run([batch(3, rows=4)]))) == 1
+
+
 def test_no_step_under_way_is_refused() -> None:
     with pytest.raises(ValueError, match="in_flight 0"):
         Engine(doubled, {}, rows=2, width=16, in_flight=0)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.extract.layout import INDEX, NotWhole, Piece, UnitFacts, encode_unit, read_index
+from penstock.extract.layout import INDEX, NotWhole, Piece, UnitFacts, read_index
 from penstock.extract.plan import make_plan
 from tests.process.extraction import SITES, cheap_compute, cheap_plan, check_unit, tokens_of
+from tests.unit.extract.cheap import encode_unit
 
 PLAN = cheap_plan(rows=12, unit_rows=6)
 UNIT = PLAN.units[0]
@@ -17,7 +18,7 @@ PIECES = tuple(cheap_compute()(PLAN, UNIT))
 
 
 def encode(pieces: Any) -> tuple[dict[str, bytes], UnitFacts]:
-    return encode_unit(PLAN, UNIT, pieces, seconds=1.0, worker="w", code="c")
+    return encode_unit(PLAN, UNIT, pieces)
 
 
 def test_a_unit_holds_each_row_once() -> None:
@@ -63,7 +64,7 @@ def test_windows_of_a_document_and_chosen_positions() -> None:
         ),
         Piece(0, "d", np.array([1, 2, 3], np.int32), {"embed": values + 1}, np.array([0, 2, 4], np.int32)),
     ]
-    objects, facts = encode_unit(plan, plan.units[0], pieces, seconds=1.0, worker="w", code="c")
+    objects, facts = encode_unit(plan, plan.units[0], pieces)
     index = read_index(objects[INDEX]).to_pylist()
     assert [(entry["position"], entry["start"], entry["truncated"]) for entry in index] == [
         (0, 3, False),
@@ -78,7 +79,7 @@ def test_what_is_not_a_number_is_counted(dtype: Any) -> None:
     values = np.ones((4, 5), np.float32) * 3
     values[1, 2], values[3, 0] = np.nan, -np.inf
     piece = Piece(0, "d", np.arange(4, dtype=np.int32), {"embed": values})
-    facts = encode_unit(plan, plan.units[0], [piece], seconds=1.0, worker="w", code="c").facts.sites["embed"]
+    facts = encode_unit(plan, plan.units[0], [piece])[1].sites["embed"]
     assert (facts.not_finite, facts.sampled, facts.max_abs) == (2, 2, 3.0)
     assert facts.mean_norm == pytest.approx(np.sqrt(45), rel=1e-3)
 
@@ -86,6 +87,6 @@ def test_what_is_not_a_number_is_counted(dtype: Any) -> None:
 def test_a_unit_in_which_nothing_is_stored() -> None:
     plan = make_plan(rows=2, unit_rows=2, sites=("embed",), dtype="bfloat16", work={})
     pieces = [Piece(row, f"d{row}", np.zeros(0, np.int32), {}, note="not UTF-8") for row in range(2)]
-    objects, facts = encode_unit(plan, plan.units[0], pieces, seconds=0.0, worker="w", code="c")
+    objects, facts = encode_unit(plan, plan.units[0], pieces)
     assert (facts.documents, facts.empty, facts.tokens) == (2, 2, 0)
     assert [entry["note"] for entry in read_index(objects[INDEX]).to_pylist()] == ["not UTF-8"] * 2

@@ -137,6 +137,20 @@ def test_a_stream_gives_the_same_as_documents_come(case: tuple[list[int], int, i
         assert np.array_equal(one.segments, other.segments)
 
 
+@pytest.mark.parametrize(
+    ("rows", "shapes"),
+    [(8, [8]), (9, [8, 2]), (12, [8, 2, 2]), (14, [8, 2, 2, 2]), (15, [8, 8]), (1, [2])],
+)
+def test_rows_that_are_left_over_go_in_smaller_batches(rows: int, shapes: list[int]) -> None:
+    docs = [np.full(4, number + 1, np.int32) for number in range(rows)]
+    found = list(stream(iter(docs), width=4, segments_max=4, window=100, batch=8, small=2))
+    assert [len(batch.tokens) for batch, _ in found] == shapes
+    for batch, placements in found:
+        for place in placements:
+            assert batch.tokens[place.row].tolist() == docs[place.document].tolist()
+    assert sorted(place.document for _, placements in found for place in placements) == list(range(rows))
+
+
 def test_a_stream_holds_no_more_than_a_window() -> None:
     taken: list[int] = []
 

@@ -178,7 +178,7 @@ def test_a_bucket_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
         obstore.put(store, f"models/small/{path.name}", path.read_bytes())
     obstore.put(store, "models/small/original/model.safetensors", b"another copy, which is not looked at")
     obstore.put(store, "models/small2/config.json", b"{}")
-    monkeypatch.setattr("penstock.objects.inputs._store", lambda *_: store)
+    monkeypatch.setattr("penstock.objects.inputs.store_of", lambda *_: store)
     for address in ("gs://bucket/models/small", "gs://bucket/models/small/"):
         assert load_config(address) == load_config(str(GOLDEN / "qwen3"))
         assert same(load(address, LAST), load(GOLDEN / "qwen3", LAST))

@@ -1,4 +1,4 @@
-"""A worker stops when asked and gives back what it had not computed; it prepares ahead, and the device has one unit."""
+"""A worker stops when asked and gives back what it had begun; it prepares ahead, and has two units at most."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from penstock.domain import ledger
 from penstock.domain.ledger import Unit
 from penstock.extract.calls import Calls
-from penstock.extract.layout import NotWhole, Piece
+from penstock.extract.layout import Course, NotWhole, Piece
 from penstock.extract.plan import RunPlan, publish
 from penstock.extract.worker import Settings, Standing, Stopped, Worker
 from penstock.objects.memory import MemoryObjects
@@ -26,8 +26,8 @@ from tests.unit.extract.cheap import calls_to, finish, memory, run
 PLAN = cheap_plan(rows=40, unit_rows=4)
 
 
-def begin(calls: Calls, compute: Any, **more: Any) -> Worker:
-    settings = Settings(worker="one", lease_s=30, look_s=0.01, code="test")
+def begin(calls: Calls, compute: Any, storing_max: int = 1, **more: Any) -> Worker:
+    settings = Settings(worker="one", lease_s=30, look_s=0.01, storing_max=storing_max, code="test")
     return Worker(calls, PLAN, compute, settings, rng=random.Random(1), steady=time.monotonic, **more)
 
 
@@ -66,39 +66,104 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_had_begun() -> None:
     check(everything(bucket), PLAN)
 
 
-def test_one_unit_is_prepared_while_another_is_on_the_device() -> None:
-    calls = calls_to(memory())
-    lock = threading.Lock()
-    on_device = most_on_device = prepared = 0
-    ahead: list[int] = []
+class Noted:
+    """Computes cheaply, and notes what happens to which unit in which order."""
 
-    def compute(plan: RunPlan, unit: Unit) -> Iterator[Piece]:
-        nonlocal prepared
-        with lock:
-            prepared += 1
-            ahead.append(on_device)
-        return pieces(plan, unit)
+    def __init__(self, bucket: MemoryObjects, course: bool) -> None:
+        self.said: list[tuple[str, str]] = []
+        self.uncommitted: list[int] = []  #: units on the device or computed, without a commit, whenever one is begun
+        self.leases: list[int] = []  #: then, that of the unit itself among them
+        self._bucket = bucket
+        self._course = course
+        self._changed = threading.Condition()
 
-    def pieces(plan: RunPlan, unit: Unit) -> Iterator[Piece]:
-        nonlocal on_device, most_on_device
-        with lock:
-            on_device += 1
-            most_on_device = max(most_on_device, on_device)
-        # The device works until the next unit is prepared: without preparing ahead this would only time out.
-        ends = time.monotonic() + (2.0 if len(ahead) == 1 else 0.0)
-        while prepared < 2 and time.monotonic() < ends:
-            time.sleep(0.001)
+    def __call__(self, plan: RunPlan, unit: Unit) -> Course | Iterator[Piece]:
+        self.note("prepared", unit.id)
+        course = Course(self._pieces(plan, unit, lambda: course.on_fed()))  # noqa: PLW0108 (it is set later)
+        return course if self._course else iter(course)
+
+    def _pieces(self, plan: RunPlan, unit: Unit, on_fed: Callable[[], object]) -> Iterator[Piece]:
+        self.note("begun", unit.id)
+        begun = {each for what, each in self.said if what == "begun"}
+        committed = {path.split("/")[3] for path in kinds(self._bucket, "commits")}
+        self.uncommitted.append(len(begun - committed))
+        self.leases.append(len(kinds(self._bucket, "leases")))
+        if len(begun) == 1:
+            # Without a next unit that is prepared meanwhile this would end in a timeout, and the order be another.
+            self.wait(lambda: self.count("prepared") > 1)
+        on_fed()
+        if self._course and len(begun) == 1:
+            self.wait(lambda: self.count("begun") > 1)
         yield from cheap_compute()(plan, unit)
-        with lock:
-            on_device -= 1
+        self.note("computed", unit.id)
+
+    def note(self, what: str, unit: str) -> None:
+        with self._changed:
+            self.said.append((what, unit))
+            self._changed.notify_all()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(until, 60)
+
+    def count(self, what: str) -> int:
+        return sum(each == what for each, _ in self.said)
+
+    def order(self) -> list[str]:
+        return [what for what, _ in self.said]
+
+
+def noted(*, course: bool, **settings: Any) -> Noted:
+    bucket = memory()
+    calls = calls_to(bucket)
+    compute = Noted(bucket, course)
 
     async def story() -> None:
         await publish(calls, PLAN)
-        await begin(calls, compute).work()
+        await begin(calls, compute, **settings).work()
 
     run(story)
-    assert most_on_device == 1
-    assert 1 in ahead, "no unit was prepared while another was on the device"
+    check(everything(bucket), PLAN)
+    return compute
+
+
+def test_the_next_unit_is_prepared_while_one_is_on_the_device_and_needs_no_lease() -> None:
+    compute = noted(course=False)
+    said = compute.order()
+    assert said[: said.index("computed")].count("prepared") == 2
+    assert max(compute.uncommitted) <= 2
+    assert max(compute.leases) <= 2
+
+
+def test_the_next_unit_is_begun_when_the_device_has_the_last_batch_of_this_one() -> None:
+    compute = noted(course=True)
+    said = compute.order()
+    assert said[: said.index("computed")].count("begun") == 2
+    assert max(compute.uncommitted) <= 2
+    assert max(compute.leases) <= 2
+
+
+@pytest.mark.parametrize("course", [False, True])
+def test_a_worker_can_be_told_to_have_one_unit_only(course: bool) -> None:
+    bucket = memory()
+    calls = calls_to(bucket)
+    begun: list[int] = []
+
+    def compute(plan: RunPlan, unit: Unit) -> Course | Iterator[Piece]:
+        made = Course(pieces(plan, unit))
+        return made if course else iter(made)
+
+    def pieces(plan: RunPlan, unit: Unit) -> Iterator[Piece]:
+        begun.append(len(kinds(bucket, "commits")))
+        assert len(kinds(bucket, "leases")) == 1
+        yield from cheap_compute()(plan, unit)
+
+    async def story() -> None:
+        await publish(calls, PLAN)
+        await begin(calls, compute, storing_max=0).work()
+
+    run(story)
+    assert begun == list(range(len(PLAN.units)))
 
 
 def test_what_is_not_the_unit_ends_the_worker_and_commits_nothing() -> None:
@@ -125,7 +190,7 @@ def test_a_unit_that_another_committed_meanwhile_is_discarded(caplog: pytest.Log
             for path in kinds(bucket, "leases"):
                 asyncio.run(bucket.delete(path))
             asyncio.run(finish(calls_to(bucket), plan, "other"))
-        return cheap_compute()(plan, unit)
+        yield from cheap_compute()(plan, unit)
 
     async def story() -> None:
         await publish(calls, PLAN)
