@@ -104,7 +104,7 @@ bench-firestore: $(BENCH_INSTALLED) ## the Firestore bridge on Google's emulator
 	$(BIN)/python bench/firestore.py $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: $(BENCH_INSTALLED) ## 1,000 emulated nodes: reconcile, pace of creates, no 429 (18 min; ARGS=--quick: 1 min)
+bench-fleet: $(BENCH_INSTALLED) ## 1,000 emulated nodes: reconcile, pace of creates, no 429 (18 min; ARGS=--quick: 40 s)
 	$(BIN)/python bench/fleet.py $(ARGS)
 
 .PHONY: bench-recovery
@@ -147,6 +147,8 @@ lock: ## make locks/*.txt anew (move LOCK_UNTIL first to let newer releases in; 
 	$(COMPILE) --extra server --extra postgres --group dev --group bench -o locks/bench.txt
 	UV_FIND_LINKS="$$($(BIN)/pip config get global.find-links)" $(filter-out --universal pyproject.toml,$(COMPILE)) \
 		--python-platform x86_64-manylinux_2_28 --group parity -c locks/dev.txt -o locks/parity.txt
+	UV_FIND_LINKS="$$($(BIN)/pip config get global.find-links)" $(filter-out --universal pyproject.toml,$(COMPILE)) \
+		--python-platform x86_64-manylinux_2_28 --no-deps --group saelens -o locks/saelens.txt
 
 .PHONY: clean
 clean: ## remove .venv and everything made by the tools

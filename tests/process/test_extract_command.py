@@ -23,6 +23,7 @@ from penstock.cli.main import run
 from penstock.objects.bucket import open_gcs
 from tests.contract.objects.servers import BUCKET, gcs_emulator
 from tests.tidy.tracked import ROOT
+from tests.unit.objects import fake_hub
 
 WITHIN_S = 300.0
 TPU = [sys.executable, "-c", "from penstock.cli.main import main; main()"]
@@ -97,12 +98,37 @@ def test_damage_is_found_and_mended(folder: Path, capsys: pytest.CaptureFixture[
     assert "problems  0" in asked(capsys, "verify", "--run", address)
 
 
+@pytest.mark.long
+def test_a_worker_fetches_its_model_from_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    data = ["--data", str(tmp_path / "docs.jsonl"), "--id", "id", "--width", "256", "--max-samples", "40"]
+    words = ["--model", "org/tiny", *data, "--sites", "resid_post:1", "--out", str(tmp_path / "acts"), "--here", "1"]
+    with fake_hub.serving() as hub:
+        commit = hub.add("org/tiny", files)
+        hub.cuts = [1000]  # the first large file comes in two pieces
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [*TPU, "extract", *words],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert [each.headers.get("range") for each in hub.of("store")] == [None, "bytes=1000-", None]
+    assert f"hf://org/tiny@{commit}: what of it is not yet in" in done.stderr
+    checked = json.loads(asked(capsys, "verify", "--run", str(tmp_path / "acts"), "--json"))
+    assert (checked["sealed"], checked["problems"]) == (True, [])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "--model is missing"),
         (["--model", "m", "--data", "d", "--sites", "embed"], "--out is missing"),
-        (["--model", "m", "--data", "d", "--sites", "embed", "--out", "x", "--workers", "1-3"], "is a directory"),
+        (["--model", "m", "--data", "d", "--sites", "embed", "--out", "x", "--workers", "3", "--spot"], "a directory"),
         (["--model", "{f}/nothing", "--data", "d", "--sites", "embed", "--out", "x"], "config.json"),
         (["--model", "{f}/model", "--data", "{f}/no.jsonl", "--sites", "embed", "--out", "x"], "matches no file"),
         (["--model", "{f}/model", "--data", "{f}/docs.jsonl", "--sites", "resid:1", "--out", "x"], "is no site"),
@@ -169,3 +195,8 @@ def test_replicas_of_a_job_are_workers_and_a_lost_slice_costs_its_unit_only(inst
     assert job()["state"] == "succeeded"
     checked = json.loads(tpu("extract", "verify", "--run", address, "--json"))
     assert (checked["sealed"], checked["problems"], checked["garbage"]) == (True, [], 0)
+    # The replicas' names lead to their attempts, and the job's tag to the job: what they held is what the run cost.
+    status = json.loads(tpu("extract", "status", "--run", address, "--json"))
+    assert status["cost"]["jobs"] == [job()["id"]]
+    assert status["cost"]["chip_s"] > 0
+    assert (status["cost"]["usd"], {worker["usd"] for worker in status["workers"]}) == (0.0, {0.0})

@@ -8,6 +8,7 @@ only. It decides what the words mean; `wiring.extraction` does the work. Nothing
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from penstock.cli import extract_view, terminal
+from penstock.cli import extract_cost, extract_view, terminal
 from penstock.cli.extract_options import PlanOptions, plan_options
 from penstock.cli.submit import JobOptions, job_options, job_request
 from penstock.cli.talk import Refused, talking
@@ -54,8 +56,16 @@ def told() -> Iterator[None]:
 @click.group(invoke_without_command=True)
 @plan_options
 @click.option("--out", metavar="URL", help="Where the run is kept: a directory, gs://BUCKET/PREFIX or s3://….")
-@click.option("--workers", type=Copies(), metavar="N|A-B", help="Run them as one Penstock job: so many at once.")
+@click.option(
+    "--workers",
+    type=Copies(),
+    metavar="N|A-B",
+    help="Run them as one Penstock job: so many at once. With a directory as --out: on this machine, as --here.",
+)
 @click.option("--here", type=click.IntRange(1), metavar="N", help="Run N workers on this machine, and stay.")
+@click.option(
+    "--mesh", metavar="AXES", help="data=4,fsdp=1,tensor=2 of each worker; for --dry-run the memory it takes."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done and what it takes; write nothing.")
 @click.option("--python", default=sys.executable, metavar="PROGRAM", help="The hosts' Python, for --workers.")
 @click.option("--setup", default="", metavar="COMMAND", help="Runs first on each host, for --workers.")
@@ -69,6 +79,7 @@ def extract(
     out: str | None,
     workers: tuple[int, int] | None,
     here: int | None,
+    mesh: str | None,
     dry_run: bool,
     python: str,
     setup: str,
@@ -84,6 +95,7 @@ def extract(
     tpu extract worker --run URL    one more worker, under any launcher
     tpu extract status --run URL    how it goes
 
+    MODEL is a Hugging Face directory, here or in a bucket, or the name of one on the Hub: Qwen/Qwen2.5-0.5B[@REVISION].
     Without --workers and --here only the plan is made: its address is printed, and workers may be started anywhere.
     The same model, data and rules give the same run again, so a stopped one goes on where it was.
     """
@@ -94,32 +106,58 @@ def extract(
             raise click.UsageError(f"{name} is missing; give it, or a command: tpu extract --help")
     if out is None and not dry_run:
         raise click.UsageError("--out is missing; say where the run is kept, or give --dry-run")
-    if workers is not None and not (out or "").startswith(("gs://", "s3://")):
-        raise click.UsageError(
-            f"--out: {out!r} is a directory, which the workers' hosts do not see; give gs:// or s3://, or --here N"
-        )
+    on_this_machine = workers is not None and not (out or "").startswith(("gs://", "s3://"))
+    if on_this_machine and not dry_run:
+        _refuse_elsewhere(context, out or "", here)
     with told():
-        planned = extract_view.planned(options)
-        if dry_run:
-            extract_view.echo_plan(planned, options, as_json)
-            return
-        from penstock.wiring.extraction import make_run
+        from penstock.wiring.extraction import make_run, memory_of
 
+        planned = extract_view.planned(options)
+        memory = memory_of(planned, mesh)  # refuses a mesh that cannot be before anything is written
+        if dry_run:
+            extract_view.echo_plan(planned, options, mesh, memory, as_json)
+            return
         address = make_run(planned.plan, out or "")
     _say_run(planned, address, as_json)
-    if workers is not None:
+    if workers is not None and on_this_machine:
+        here = max(1, min(max(workers[0], os.cpu_count() or 1), workers[1], len(planned.plan.units)))
+        terminal.note(f"{terminal.many(here, 'worker')} on this machine, which alone sees {out}")
+    elif workers is not None:
         from penstock.wire.api import CommandRequest
 
-        _submit(planned, workers, CommandRequest(_worker(python, address), setup=setup), job)
+        _submit(planned, workers, CommandRequest(_worker(python, address, mesh), setup=setup), job)
+        _warn_of_own_files(planned)
         terminal.note(f"`tpu extract watch --run {address}` shows the workers")
     if here is not None:
-        context.exit(_run_here(address, here))
+        context.exit(_run_here(address, here, mesh))
+
+
+def _refuse_elsewhere(context: click.Context, out: str, here: int | None) -> None:
+    """A job may write to its own folders and to buckets only, so workers on a directory are processes of this user."""
+    if here is not None:
+        raise click.UsageError(f"--here and --workers both run workers on this machine for {out!r}; give one of them")
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name in (*JobOptions.__struct_fields__, "python", "setup"):
+            raise click.UsageError(
+                f"--out: {out!r} is a directory, and {parameter.opts[-1]} is for a job, whose hosts do not see it; "
+                f"give gs:// or s3://, or leave {parameter.opts[-1]} out to run the workers on this machine"
+            )
 
 
 # How many replicas there are is said by --workers here.
 next(
     option for option in extract.params if isinstance(option, click.Option) and option.name == "replicas"
 ).hidden = True
+
+
+def _warn_of_own_files(planned: Planned) -> None:
+    """Slices of this machine can read its files, others cannot, and which ones a job gets is not known yet."""
+    work = planned.plan.work
+    places = {"model": [work["model"]], "data": [file["address"] for file in work["source"]["files"]]}
+    own = [f"the {what}" for what, addresses in places.items() if any("://" not in each for each in addresses)]
+    if own:
+        terminal.note(f"the hosts must see {' and '.join(own)}, which lie on this machine; gs:// or s3:// always works")
 
 
 def _say_run(planned: Planned, address: str, as_json: bool) -> None:
@@ -130,8 +168,9 @@ def _say_run(planned: Planned, address: str, as_json: bool) -> None:
     terminal.note(f"{planned.plan.rows} rows in {len(planned.plan.units)} units; tpu extract status --run {address}")
 
 
-def _worker(python: str, address: str) -> tuple[str, ...]:
-    return (python, "-c", WORKER, "extract", "worker", "--run", address)
+def _worker(python: str, address: str, mesh: str | None) -> tuple[str, ...]:
+    own = () if mesh is None else ("--mesh", mesh)
+    return (python, "-c", WORKER, "extract", "worker", "--run", address, *own)
 
 
 def _submit(planned: Planned, workers: tuple[int, int], command: CommandRequest, job: JobOptions) -> None:
@@ -141,13 +180,14 @@ def _submit(planned: Planned, workers: tuple[int, int], command: CommandRequest,
     most = min(workers[1], len(planned.plan.units))
     job.replicas = (min(workers[0], most), most)
     job.name = job.name or f"extract {planned.plan.run[:8]}"
+    job.tag = (*job.tag, extract_cost.tag_of(planned.plan.run))
     with talking(start=True) as client:
         accepted = client.submit(job_request(command, job, resolve(job.on or "", client)))
     terminal.note(f"job {accepted.id}: up to {most} workers")
 
 
-def _run_here(address: str, count: int) -> int:
-    argv = _worker(sys.executable, address)
+def _run_here(address: str, count: int, mesh: str | None) -> int:
+    argv = _worker(sys.executable, address, mesh)
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(subprocess.Popen(argv)) for _ in range(count)]
         try:
@@ -166,9 +206,20 @@ def _run_here(address: str, count: int) -> int:
 @click.option("--processes", type=click.IntRange(0), default=0, metavar="N", help="That tokenise ahead of the device.")
 @click.option("--mesh", metavar="AXES", help="data=4,fsdp=1,tensor=2; rows over all devices of this host if left out.")
 @click.option("--read-back", is_flag=True, help="Read each object again before it is committed.")
+@click.option("--one-unit", is_flag=True, help="Begin a unit when the last is committed: a loss costs one at most.")
+@click.option("--no-sync", is_flag=True, help="In a directory: commit before vectors are on the disk (scratch disks).")
 @click.option("--cache", metavar="DIR", help="Keep compiled programs here.")
 def worker(
-    address: str, lease: float, rows: int | None, processes: int, mesh: str | None, read_back: bool, cache: str | None
+    *,
+    address: str,
+    lease: float,
+    rows: int | None,
+    processes: int,
+    mesh: str | None,
+    read_back: bool,
+    one_unit: bool,
+    no_sync: bool,
+    cache: str | None,
 ) -> None:
     """Work on a run until no unit is open.
 
@@ -184,6 +235,8 @@ def worker(
             processes=processes,
             mesh=mesh,
             read_back=read_back,
+            one_unit=one_unit,
+            synced=not no_sync,
             cache=cache,
             say=terminal.note,
         )
@@ -194,15 +247,16 @@ def worker(
 @_RUN
 @as_json
 def status(address: str, as_json: bool) -> None:
-    """How a run goes: workers, totals, rate, time left."""
+    """How a run goes: workers, totals, rate, time left, cost."""
     from penstock.wiring import extraction
 
     with told():
         view = extraction.status(address)
+    spent = extract_cost.spent_on(view.run)
     if as_json:
-        terminal.echo_json(view)
+        terminal.echo_json(extract_view.status_json(view, spent))
     else:
-        extract_view.echo_status(view)
+        extract_view.echo_status(view, spent)
 
 
 @extract.command()
@@ -216,7 +270,7 @@ def watch(address: str, every: float) -> None:
         for view in extraction.watch(address, every):
             if sys.stdout.isatty():
                 click.clear()
-            extract_view.echo_status(view)
+            extract_view.echo_status(view, extract_cost.spent_on(view.run))
 
 
 @extract.command()

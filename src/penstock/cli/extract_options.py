@@ -37,8 +37,12 @@ class PlanOptions(msgspec.Struct, kw_only=True):
 
 
 _OPTIONS = (
-    click.option("--model", metavar="DIR", help="A Hugging Face directory with safetensors; here or in a bucket."),
-    click.option("--tokenizer", metavar="DIR|FILE", help="tokenizer.json; the model's if left out."),
+    click.option(
+        "--model",
+        metavar="DIR|NAME",
+        help="A Hugging Face directory with safetensors, here or in a bucket; or ORG/NAME[@REVISION] on the Hub.",
+    ),
+    click.option("--tokenizer", metavar="DIR|FILE|NAME", help="tokenizer.json; the model's if left out."),
     click.option("--data", multiple=True, metavar="FILES", help="Files, folders, globs; may be repeated."),
     click.option(
         "--format",

@@ -17,8 +17,9 @@ import click
 from penstock.cli import terminal
 
 if TYPE_CHECKING:
+    from penstock.cli.extract_cost import Spent
     from penstock.cli.extract_options import PlanOptions
-    from penstock.wiring.extraction import Checked, Done, OldSample, Planned, RunPlan, RunView
+    from penstock.wiring.extraction import Checked, Done, Memory, OldSample, Planned, RunPlan, RunView
 
 BINS = 60  #: of the plot
 SHOWN_PROBLEMS = 20
@@ -67,12 +68,9 @@ def planned(options: PlanOptions) -> Planned:
     return found
 
 
-def echo_plan(found: Planned, options: PlanOptions, as_json: bool) -> None:
+def echo_plan(found: Planned, options: PlanOptions, mesh: str | None, memory: Memory, as_json: bool) -> None:
     """`--dry-run`: what would be done, and what it takes."""
-    from penstock.wiring.extraction import memory_of
-
     plan = found.plan
-    memory = memory_of(found, 1)
     if as_json:
         terminal.echo_json(
             {
@@ -84,6 +82,7 @@ def echo_plan(found: Planned, options: PlanOptions, as_json: bool) -> None:
                 "dtype": plan.dtype,
                 "tokens_about": round(plan.rows * found.tokens_per_row),
                 "bytes_about": found.bytes,
+                "mesh": mesh,
                 "memory_of_one_row": memory,
             }
         )
@@ -96,13 +95,35 @@ def echo_plan(found: Planned, options: PlanOptions, as_json: bool) -> None:
         ("tokens", f"about {plan.rows * found.tokens_per_row:,.0f}, as the first rows tell; {found.refused} gave none"),
         ("sites", ", ".join(plan.sites)),
         ("stored", f"about {terminal.size(found.bytes)} as {plan.dtype}"),
-        ("memory", f"of one device, a row a step: {memory}"),
+        ("memory", f"{'of one device' if mesh is None else f'with the mesh {mesh}'}, a row a step: {_memory(memory)}"),
     ]
     terminal.echo_facts(facts)
     click.echo("nothing was written")
 
 
-def echo_status(view: RunView) -> None:
+def _memory(memory: Memory) -> str:
+    parts = (("weights", memory.weights), ("working", memory.working), ("results", memory.results))
+    told = ", ".join(f"{name} {terminal.size(size)}" for name, size in parts)
+    return f"{terminal.size(memory.total)} per device ({told})"
+
+
+def status_json(view: RunView, spent: Spent) -> dict[str, Any]:
+    """The view of a run with what it cost."""
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(view)
+    for worker in found["workers"]:
+        worker["usd"] = spent.workers.get(worker_attempt(worker["worker"]))
+    found["cost"] = {"usd": spent.usd, "chip_s": spent.chip_s, "jobs": spent.jobs, "why": spent.why}
+    return found
+
+
+def worker_attempt(worker: str) -> str:
+    """The attempt that a worker's name begins with, if it is a replica of a job."""
+    return worker.partition(".")[0]
+
+
+def echo_status(view: RunView, spent: Spent) -> None:
     """The dashboard: workers, then totals."""
     rows = [
         (
@@ -110,15 +131,18 @@ def echo_status(view: RunView) -> None:
             click.style(worker.state, fg=_STATES.get(worker.state)),
             worker.unit or "-",
             f"{worker.documents:,}",
+            f"{worker.shards:,}",
             f"{worker.units:,}",
             f"{worker.tokens:,}",
+            spent.of_worker(worker_attempt(worker.worker)),
             terminal.span(worker.seen_s),
         )
         for worker in view.workers
     ]
     if rows:
-        header = ("worker", "state", "unit", "samples", "committed", "tokens", "seen")
-        terminal.echo_table(header, rows, right=("samples", "committed", "tokens", "seen"), spare=("unit", "seen"))
+        header = ("worker", "state", "unit", "samples", "shards", "committed", "tokens", "cost", "seen")
+        spare = ("unit", "seen", "tokens")
+        terminal.echo_table(header, rows, right=(*header[3:],), spare=spare)
         click.echo()
     left = "unknown" if view.left_s is None else terminal.span(view.left_s)
     state = "sealed" if view.sealed else "open"
@@ -130,6 +154,7 @@ def echo_status(view: RunView) -> None:
         ("workers", f"{view.healthy} healthy, {view.working} working, {view.recovering} recovering"),
         ("rate", f"{view.tokens_per_s:,.0f} tokens/s" if not view.sealed else "done"),
         ("left", left),
+        *spent.facts,
     ]
     terminal.echo_facts(facts)
 

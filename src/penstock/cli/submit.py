@@ -76,7 +76,7 @@ _OPTIONS = (
     click.option("--replicas", type=Copies(), default="1", metavar="N|A-B", help="Copies that may run at once."),
     click.option("--slices", type=click.IntRange(1), default=1, metavar="N", help="Equal slices of one attempt."),
     click.option("--spot/--no-spot", default=None, help="Only spot capacity, or none of it."),
-    click.option("--zone", multiple=True, metavar="ZONE", help="Only this zone; may be repeated."),
+    click.option("--zone", "--zones", "zone", multiple=True, metavar="ZONES", help="Only these: us-a,us-b."),
     click.option("--idempotency-key", metavar="KEY", help="The same key gives the same job, however often it is sent."),
 )
 #: Gives a command the options above; it takes them as one `JobOptions` named `job`.
@@ -94,7 +94,7 @@ def job_request(
         on=target.on,
         pool=target.pool,
         slice=target.slice,
-        zones=job.zone,
+        zones=tuple(zone.strip() for each in job.zone for zone in each.split(",") if zone.strip()),
         spot=job.spot,
         slices=job.slices,
         memory_bytes=job.memory,

@@ -8,20 +8,21 @@ when all of them are whole.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock.domain.admission import BadInput
 from penstock.extract.formats import Broken
-from penstock.extract.output_files import new_files
+from penstock.extract.output_files import new_files, present, remove
 from penstock.extract.source import Progress, Refused, Source, raw_rows
 
 STREAMS_MAX: Final = 512  #: files open at once; systems allow about a thousand
 REFUSED: Final = "refused.jsonl"
 SUMMARY: Final = "streams.json"
+_STREAM: Final = re.compile(r"stream_\d{3}\.jsonl", re.ASCII)
 _TOLD_ROWS: Final = 1000  #: between two words of progress
 
 
@@ -42,7 +43,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 def split(
     source: Source,
-    out: Path,
+    out: str,
     *,
     streams: int,
     contiguous: bool = False,
@@ -52,15 +53,18 @@ def split(
     environment: Mapping[str, str] = os.environ,
     progress: Progress | None = None,
 ) -> Split:
-    """Write the streams. `number` is a column that gets the row's number; `rows` is how many are taken in all."""
+    """Write the streams into the folder `out`, a directory or a bucket's.
+
+    `number` is a column that gets the row's number; `rows` is how many are taken in all.
+    """
     if not 1 <= streams <= STREAMS_MAX:
         raise BadInput("streams", streams, f"is not between 1 and {STREAMS_MAX}", "use one for each worker")
     stop = source.rows if rows is None else min(rows, source.rows)
-    earlier = sorted(out.glob("stream_[0-9][0-9][0-9].jsonl"))
+    earlier = {name for name in present(out, environment) if _STREAM.fullmatch(name)}
     if earlier and not replace:
-        raise BadInput("out", str(out), f"holds {len(earlier)} streams already", "choose another, or say --replace")
-    names = [out / f"stream_{index:03d}.jsonl" for index in range(streams)]
-    with new_files([*names, out / REFUSED, out / SUMMARY], replace=replace) as files:
+        raise BadInput("out", out, f"holds {len(earlier)} streams already", "choose another, or say --replace")
+    names = [f"stream_{index:03d}.jsonl" for index in range(streams)]
+    with new_files(out, [*names, REFUSED, SUMMARY], replace=replace, environment=environment) as files:
         *parts, refused, summary = files
         for row, data in _lines(source, stop, number, environment):
             if isinstance(data, Refused):
@@ -73,11 +77,11 @@ def split(
             rows=sum(part.lines for part in parts),
             refused=refused.lines,
             order="contiguous" if contiguous else "round robin",
-            streams=tuple(Stream(name.name, part.lines, part.sha256) for name, part in zip(names, parts, strict=True)),
+            streams=tuple(Stream(name, part.lines, part.sha256) for name, part in zip(names, parts, strict=True)),
         )
         summary.line(msgspec.json.encode(done))
-    for path in set(earlier) - set(names):
-        path.unlink()  # of a wider split: they would be taken for some of this one
+    # Of a wider split: they would be taken for some of this one.
+    remove(out, sorted(earlier - set(names)), environment)
     return done
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,7 +18,7 @@ from penstock.extract.dataset_look import REFUSED_KEPT
 from penstock.extract.formats import Broken
 from penstock.extract.grid_prompts import GridOrder, prompts
 from penstock.extract.grids import NotAGrid
-from penstock.extract.output_files import new_files
+from penstock.extract.output_files import new_file
 from penstock.extract.source import Progress, Refused, Source, SourceSpec, raw_rows
 from penstock.objects.inputs import Input, find_inputs, open_input
 
@@ -47,7 +46,7 @@ class _Found(NamedTuple):
 
 def write_prompts(
     data: Sequence[str],
-    out: Path,
+    out: str,
     order: GridOrder,
     *,
     split: str | None = None,
@@ -62,7 +61,7 @@ def write_prompts(
     count = wrong = left_out = 0
     found, whole = _tasks(data, split, order.id, environment)
     stop = whole if tasks is None else min(tasks, whole)
-    with new_files([out], replace=replace) as (file,):
+    with new_file("out", out, replace=replace, environment=environment) as file:
         for each in found:
             if each.row >= stop:
                 break

@@ -1,6 +1,6 @@
 """Files that commands write for users: whole or not there at all, and never over what is there unless told so.
 
-`tpu dataset split` and `tpu dataset grids` write through it, to directories of this machine only.
+`tpu dataset split` and `tpu dataset grids` write through it, to a directory or a bucket (`objects.outputs`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from penstock.domain.admission import BadInput
+from penstock.objects.outputs import folder_and_name, open_folder
 
 
 class Growing:
@@ -35,29 +35,43 @@ class Growing:
         return self._digest.hexdigest()
 
 
-def local_path(field: str, address: str) -> Path:
-    """A place on this machine; a bucket's address is refused before it becomes a directory called `gs:`."""
-    if "://" in address:
-        fix = "write to a directory here, then copy it with your cloud's own tool"
-        raise BadInput(field, address, "is not on this machine", fix)
-    return Path(address).expanduser()
+@contextlib.contextmanager
+def new_files(
+    folder: str, names: Sequence[str], *, replace: bool, environment: Mapping[str, str] = os.environ
+) -> Iterator[list[Growing]]:
+    """Files of a folder, which are hidden until the block ends well, and go when it does not.
+
+    The last is named last: a file that sums up the others says that they are there.
+    """
+    place = open_folder(folder, environment)
+    taken = sorted(place.names() & set(names))
+    if taken and not replace:
+        rule = "is there already"
+        raise BadInput("out", f"{folder.rstrip('/')}/{taken[0]}", rule, "choose another place, or say --replace")
+    with place.growing() as where:
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context((where / name).open("wb", buffering=1 << 20)) for name in names]
+            yield [Growing(file) for file in files]
+        for name in names:
+            place.publish(where / name, name, replace=replace)
 
 
 @contextlib.contextmanager
-def new_files(paths: list[Path], *, replace: bool) -> Iterator[list[Growing]]:
-    """Files under hidden names, which get their own when the block ends well, and go when it does not."""
-    taken = [path for path in paths if path.exists()]
-    if taken and not replace:
-        raise BadInput("out", str(taken[0]), "is there already", "choose another place, or say --replace")
-    hidden = [path.with_name(f".{path.name}.part") for path in paths]
-    with contextlib.ExitStack() as stack:
-        for each in hidden:
-            each.parent.mkdir(parents=True, exist_ok=True)
-            stack.callback(each.unlink, missing_ok=True)
-        files = [stack.enter_context(each.open("wb", buffering=1 << 20)) for each in hidden]
-        yield [Growing(file) for file in files]
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
-        for each, path in zip(hidden, paths, strict=True):
-            each.replace(path)
+def new_file(
+    field: str, address: str, *, replace: bool, environment: Mapping[str, str] = os.environ
+) -> Iterator[Growing]:
+    """One file, by its own address."""
+    folder, name = folder_and_name(field, address)
+    with new_files(folder, [name], replace=replace, environment=environment) as (file,):
+        yield file
+
+
+def present(folder: str, environment: Mapping[str, str] = os.environ) -> set[str]:
+    """Names of the files that are in a folder now."""
+    return open_folder(folder, environment).names()
+
+
+def remove(folder: str, names: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+    place = open_folder(folder, environment)
+    for name in names:
+        place.remove(name)

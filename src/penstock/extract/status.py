@@ -30,6 +30,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     seen_s: float  #: since its last sign
     units: int  #: committed
+    shards: int  #: objects that these commits name
     documents: int
     tokens: int
 
@@ -134,7 +135,8 @@ def _workers(
             signs[worker] = (at, "working" if now - at < lease_s else "recovering", unit)
     views = []
     for worker, (at, state, unit) in sorted(signs.items()):
-        own = [each.commit.facts for each in done if each.commit.facts.worker == worker]
+        commits = [each.commit for each in done if each.commit.facts.worker == worker]
+        own = [commit.facts for commit in commits]
         views.append(
             WorkerView(
                 worker=worker,
@@ -142,6 +144,7 @@ def _workers(
                 unit=unit,
                 seen_s=max(0.0, now - at),
                 units=len(own),
+                shards=sum(len(commit.objects) for commit in commits),
                 documents=sum(facts.documents for facts in own),
                 tokens=sum(facts.tokens for facts in own),
             )

@@ -1,8 +1,10 @@
-"""Files that are somebody else's: datasets, tokenizers, weights; on this machine, in `gs://` or in `s3://`; read only.
+"""Files that are somebody else's: datasets, tokenizers, weights; on this machine, in `gs://`, `s3://` or `hf://`; read
+only.
 
 Extraction finds them by address or glob, and reads them through `open_input`, which is an ordinary seekable binary file
 wherever the bytes lie. In a bucket it asks for a range at a time and names the version it began with, so that a file
-that is replaced meanwhile is an error and not a mixture. Names are taken as they are: these are not our objects, and
+that is replaced meanwhile is an error and not a mixture; a file of the Hub (`hf://`) is a file of this machine once it
+is fetched. Names are taken as they are: these are not our objects, and
 `ports.objects` and its rules about names do not apply. Nothing here writes.
 """
 
@@ -21,6 +23,7 @@ from urllib.parse import unquote
 from typing_extensions import override
 
 from penstock.domain.admission import BadInput
+from penstock.objects import hub
 from penstock.ports.objects import ObjectsError
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 #: Asked of a bucket at once: at 50 ms an answer, enough for the speed of one stream.
 RANGE_BYTES: Final = 8 << 20
 _MAGIC: Final = re.compile(r"[*?[]")
-_SCHEMES: Final = ("gs", "s3")
+_SCHEMES: Final = ("gs", "s3", hub.SCHEME)
 _NAMED: Final = ("AWS_", "GOOGLE_", "STORAGE_")  #: variables that decide which store is meant, and whose
 
 
@@ -52,6 +55,9 @@ def find_inputs(address: str, environment: Mapping[str, str] = os.environ) -> tu
     Hidden files (`.name`) are not looked at in folders. Nothing found is an empty answer.
     """
     scheme, rest = _split(address)
+    if scheme == hub.SCHEME:
+        above = f"{scheme}://{'@'.join(hub.parse(rest)[:2])}"
+        return tuple(Input(f"{above}/{file.path}", file.size, file.tag) for file in hub.files(rest, environment))
     if scheme:
         return _find_in_bucket(scheme, rest, environment)
     if not _MAGIC.search(rest) or Path(rest).exists():  # a folder called `a[1]` is a folder
@@ -66,15 +72,19 @@ def find_inputs(address: str, environment: Mapping[str, str] = os.environ) -> tu
 def is_folder(address: str) -> bool:
     """Whether everything below the address is meant; in a bucket a folder is only known by its slash."""
     scheme, rest = _split(address)
+    if scheme == hub.SCHEME:
+        return not hub.parse(rest)[2]
     return rest.endswith("/") if scheme else Path(rest).is_dir()
 
 
 def open_input(file: Input, environment: Mapping[str, str] = os.environ) -> BinaryIO:
     """The bytes of a file, to be read from anywhere in it."""
     scheme, rest = _split(file.address)
+    if scheme == hub.SCHEME:
+        return hub.fetch(rest, file.size, file.tag, environment).open("rb", buffering=1 << 20)
     if scheme:
         bucket, _, path = rest.partition("/")
-        ranged = _Ranged(_store(scheme, bucket, environment), path, file)
+        ranged = _Ranged(store_of(scheme, bucket, environment), path, file)
         return cast("BinaryIO", io.BufferedReader(ranged, RANGE_BYTES))
     size = Path(rest).stat().st_size
     if size != file.size:
@@ -123,7 +133,7 @@ def _below(folder: Path) -> list[Path]:
     ]
 
 
-def _store(scheme: str, bucket: str, environment: Mapping[str, str]) -> GCSStore | S3Store:
+def store_of(scheme: str, bucket: str, environment: Mapping[str, str]) -> GCSStore | S3Store:
     """One for each bucket, because each asks for its own credential and opens its own connections."""
     named = tuple(sorted(pair for pair in environment.items() if pair[0].startswith(_NAMED)))
     return _made_store(scheme, bucket, named)
@@ -149,7 +159,7 @@ def _find_in_bucket(scheme: str, rest: str, environment: Mapping[str, str]) -> t
         wanted = re.compile(re.escape(pattern.rstrip("/")) + "(?:/.*)?" if pattern else ".*")
     found = []
     try:
-        for page in obstore.list(_store(scheme, bucket, environment), folder or None):
+        for page in obstore.list(store_of(scheme, bucket, environment), folder or None):
             for each in page:
                 path = each["path"]
                 hidden = any(part.startswith(".") for part in path.removeprefix(pattern).split("/"))

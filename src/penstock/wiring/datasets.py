@@ -23,9 +23,10 @@ from penstock.extract.grid_changes import CHANGES, parse_changes
 from penstock.extract.grid_files import GridsWritten
 from penstock.extract.grid_prompts import PROMPTS, GridOrder
 from penstock.extract.grids import ENCODERS
-from penstock.extract.output_files import local_path, new_files
+from penstock.extract.output_files import new_file
 from penstock.extract.source import Progress, Refused, Source, SourceSpec
 from penstock.extract.tokens import Cut, Keep, Rules, load_chat_template, parse_filter
+from penstock.objects import hub
 from penstock.ports.objects import ObjectsError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Split",
     "grids",
     "inspect",
+    "model_address",
     "parse_changes",
     "reading_of",
     "registries",
@@ -63,6 +65,18 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     filter: str = "all"
     open_answer: bool = False
     tokenizer: str | None = None
+
+
+def model_address(field: str, text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """A directory or a bucket as it is; what can only be a name on the Hub, with the commit that it means now."""
+    if text.startswith(f"{hub.SCHEME}://"):
+        return hub.pin(field, text, environment)
+    if not hub.is_name(text) or Path(text).exists():
+        return text
+    try:
+        return hub.pin(field, text, environment)
+    except ObjectsError as error:
+        raise ObjectsError(f"{text} is no directory here, and as a name on the Hub: {error}") from error
 
 
 def reading_of(options: DataOptions, environment: Mapping[str, str] = os.environ) -> tuple[Reading, Keep]:
@@ -104,6 +118,8 @@ def inspect(
     read: Progress,
 ) -> tuple[Look, list[Refused]]:
     """Look a dataset over; with a tokenizer, or where rows bring token ids, in tokens too."""
+    if options.tokenizer is not None:
+        options = msgspec.structs.replace(options, tokenizer=model_address("tokenizer", options.tokenizer))
     reading, keep = reading_of(options)
     rules = Rules(width=width, cut=Cut(cut), overlap=overlap, keep=keep)
     source = Source.open(_spec(options, reading), progress=scanned)
@@ -129,11 +145,10 @@ def split(
     written: Progress,
 ) -> Split:
     """Cut a dataset into streams."""
-    folder = local_path("out", out)
     source = Source.open(_spec(options, Reading()), progress=scanned, whole_rows=True)
     return dataset_split.split(
         source,
-        folder,
+        out,
         streams=streams,
         contiguous=contiguous,
         number=number,
@@ -147,15 +162,14 @@ def grids(
     options: DataOptions, out: str, order: GridOrder, *, tasks: int | None, replace: bool, progress: Progress
 ) -> tuple[GridsWritten, list[Refused]]:
     """Write prompts about tasks of grids."""
-    path = local_path("out", out)
     return grid_files.write_prompts(
-        options.data, path, order, split=options.split, tasks=tasks, replace=replace, progress=progress
+        options.data, out, order, split=options.split, tasks=tasks, replace=replace, progress=progress
     )
 
 
-def write_refused(path: Path, refused: list[Refused], *, replace: bool) -> None:
+def write_refused(path: str, refused: list[Refused], *, replace: bool) -> None:
     """The side file: a JSON line for each row that gives nothing."""
-    with new_files([path], replace=replace) as (file,):
+    with new_file("refused", path, replace=replace) as file:
         for each in refused:
             file.line(msgspec.json.encode(each))
 

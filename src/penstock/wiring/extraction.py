@@ -29,7 +29,7 @@ from penstock.extract.capture import arrange
 from penstock.extract.export import Exported, export_dataset
 from penstock.extract.formats import Format
 from penstock.extract.layout import Compute
-from penstock.extract.mesh import Memory, MeshShape, estimate
+from penstock.extract.mesh import ONE_DEVICE, Memory, MeshShape, check_shape, estimate
 from penstock.extract.old_shards import OldSample, load_old_shard
 from penstock.extract.plan import DtypeName, RunPlan
 from penstock.extract.reader import open as open_run
@@ -40,11 +40,12 @@ from penstock.extract.status import Done, RunView, Watcher
 from penstock.extract.tokens import Cut, Rules
 from penstock.extract.verify import Checked
 from penstock.extract.work import Planned
-from penstock.extract.worker import LEASE_S, Settings, Standing, Stopped, Worker
+from penstock.extract.worker import LEASE_S, STORING_MAX, Settings, Standing, Stopped, Worker
+from penstock.objects import hub
 from penstock.objects.addresses import open_address
 from penstock.ports.objects import ObjectsError
 from penstock.wiring.clock import SystemClock
-from penstock.wiring.datasets import DataOptions, reading_of
+from penstock.wiring.datasets import DataOptions, model_address, reading_of
 
 __all__ = [
     "LEASE_S",
@@ -95,7 +96,11 @@ class PlanWish(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_run(wish: PlanWish, progress: Callable[[int, int], None] | None = None) -> Planned:
     """Look model and data over and make the plan; nothing is written."""
-    data = wish.data
+    named, data = wish.model, wish.data
+    wish = msgspec.structs.replace(wish, model=model_address("model", named))
+    if data.tokenizer is not None:
+        tokenizer = wish.model if data.tokenizer == named else model_address("tokenizer", data.tokenizer)
+        data = msgspec.structs.replace(data, tokenizer=tokenizer)
     if data.tokenizer is None and data.tokens is None:
         data = msgspec.structs.replace(data, tokenizer=wish.model)
     reading, keep = reading_of(data)
@@ -116,11 +121,17 @@ def plan_run(wish: PlanWish, progress: Callable[[int, int], None] | None = None)
     return planning.plan_run(made)
 
 
-def memory_of(planned: Planned, rows: int) -> Memory:
-    """What a step of so many packed rows takes on one device, attention written out as on a CPU."""
+def memory_of(planned: Planned, mesh: str | None) -> Memory:
+    """What the smallest step takes on each device of a mesh (None: of one device), attention as it is on a CPU.
+
+    The smallest step has one packed row for each part that rows are cut into; more rows take as many times the rest.
+    """
+    shape = _mesh(mesh) or ONE_DEVICE
+    rows = shape.data * shape.fsdp
+    check_shape(shape, planned.config, devices=shape.devices, rows=rows)
     course = arrange(planned.config, planned.sites)
     width = planning.work_of(planned.plan).rules.width
-    return estimate(planned.config, course, rows=rows, width=width, dtype=planned.plan.dtype)
+    return estimate(planned.config, course, rows=rows, width=width, dtype=planned.plan.dtype, shape=shape)
 
 
 def make_run(plan: RunPlan, out: str) -> str:
@@ -183,6 +194,8 @@ def work(
     processes: int,
     mesh: str | None,
     read_back: bool,
+    one_unit: bool,
+    synced: bool,
     cache: str | None,
     say: Callable[[str], None],
 ) -> int:
@@ -196,6 +209,8 @@ def work(
             fence=int(os.environ.get("PENSTOCK_FENCE", "0")),
             lease_s=lease_s,
             read_back=read_back,
+            storing_max=0 if one_unit else STORING_MAX,
+            synced=synced,
             code=f"penstock {__version__}",
         )
         compute = await asyncio.to_thread(_compute, plan, rows, processes, mesh, cache, say)
@@ -209,7 +224,7 @@ def work(
             rng=rng,
             steady=clock.steady,
             should_stop=should_stop,
-            report=lambda standing: _report(standing, say),
+            report=_Report(say),
         )
         say(f"{settings.worker} works on {plan.run}: {len(plan.units)} units, {plan.rows} rows")
         try:
@@ -230,6 +245,8 @@ def _compute(
 
     if cache is not None:
         engine.keep_compiled(Path(cache))
+    if (model := planning.work_of(plan).model).startswith(f"{hub.SCHEME}://"):
+        say(f"{model}: what of it is not yet in {hub.cache()} is fetched first")
     return compute.ModelCompute(plan, compute.Settings(rows=rows, processes=processes, mesh=_mesh(mesh)), say)
 
 
@@ -246,10 +263,20 @@ def _mesh(text: str | None) -> MeshShape | None:
     return MeshShape(**found)
 
 
-def _report(standing: Standing, say: Callable[[str], None]) -> None:
-    tell(standing)
-    own = f"{standing.documents} rows, {standing.tokens} tokens by this worker"
-    say(f"{standing.units - standing.open} of {standing.units} units committed; {own}")
+class _Report:
+    """Tells Penstock how a run stands each time, and people when it has changed."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: Standing | None = None
+
+    def __call__(self, standing: Standing) -> None:
+        tell(standing)
+        if standing == self._last:
+            return
+        self._last = standing
+        own = f"{standing.documents} rows, {standing.tokens} tokens by this worker"
+        self._say(f"{standing.units - standing.open} of {standing.units} units committed; {own}")
 
 
 def _calls(address: str, patience_s: float | None = ASK_PATIENCE_S) -> tuple[Calls, str | None]:
