@@ -112,7 +112,7 @@ def extract(
     with told():
         from penstock.wiring.extraction import make_run, memory_of
 
-        planned = extract_view.planned(options)
+        planned = extract_view.planned(options, out)
         memory = memory_of(planned, mesh)  # refuses a mesh that cannot be before anything is written
         if dry_run:
             extract_view.echo_plan(planned, options, mesh, memory, as_json)

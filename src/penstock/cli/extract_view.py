@@ -28,7 +28,7 @@ _STATES = {"working": "green", "recovering": "yellow", "idle": "bright_black"}
 _PLOT = (900, 260, 60)  #: width, height, margin
 
 
-def planned(options: PlanOptions) -> Planned:
+def planned(options: PlanOptions, out: str | None) -> Planned:
     """The plan of what was asked for, with a line about the progress of looking the data over."""
     from penstock.wiring.extraction import DataOptions, PlanWish, plan_run
 
@@ -62,6 +62,7 @@ def planned(options: PlanOptions) -> Planned:
         overlap=options.overlap,
         max_samples=options.max_samples,
         unit_rows=options.unit_rows,
+        out=out,
     )
     found = plan_run(wish, show)
     status.clear()

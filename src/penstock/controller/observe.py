@@ -55,8 +55,11 @@ class Observer:
         zones = self._zones()
         self._evidence.watched(zones)
         for key, settling in sorted(zones.items()):
+            if self._paces[key[0]].held("list"):
+                self._evidence.put_off(key)
+                continue
             every = limits.LIST_EVERY_S / 4 if settling else limits.LIST_EVERY_S
-            due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every and not self._paces[key[0]].held("list")
+            due = now - self._listed_at.get(key, -limits.LIST_EVERY_S) >= every
             if due and self._calls.start(f"list {key[0]} {key[1]}", partial(self._list, *key)):
                 self._listed_at[key] = now
 
@@ -122,7 +125,7 @@ class Observer:
                 listing = await self._capacities[provider].list(zone)
         except RateLimited as error:
             self._paces[provider].hold("list", error.retry_after_s)
-            self._evidence.listed((provider, zone))
+            self._evidence.put_off((provider, zone))
             return None
         except PermissionDenied as error:
             self._evidence.unlisted((provider, zone), str(error), denied=True)

@@ -77,9 +77,14 @@ class Evidence:
         self._said[zone] = (said, denied)
 
     def listed(self, zone: tuple[str, str]) -> bool:
-        """It answered, if only in part or that it is asked too often; true when it would not let us look before."""
+        """It answered, if only in part; true when it would not let us look before."""
         self._unanswered.pop(zone, None)
         return self._said.pop(zone, ("", False))[1]
+
+    def put_off(self, zone: tuple[str, str]) -> None:
+        """It is asked too often, or is not asked for that: its silence proves nothing. One that said no still does."""
+        if not self._said.get(zone, ("", False))[1]:
+            self.listed(zone)
 
     def watched(self, zones: Collection[tuple[str, str]]) -> None:
         """Only these are listed from now on: of others nothing is known."""

@@ -20,15 +20,21 @@ from penstock.ports.objects import Damaged, ObjectsError
 
 #: Names under which one object of one attempt is tried: a name that got damaged bytes is not used again.
 NAMES_MAX: Final = 4
+#: Objects on their way at the same time: on a bucket each is one request of a bounded time, and a copy in memory.
+SENT_AT_ONCE: Final = 4
 
 
 async def publish(
     calls: Calls, plan: RunPlan, claim: Claim, content: Content, *, fence: int = 0, read_back: bool = False
 ) -> bool:
     """Store and commit; False when another attempt's commit stands and nothing of this one is left."""
-    objects = await asyncio.gather(
-        *(_store(calls, plan.run, claim, name, made, read_back=read_back) for name, made in content.objects.items())
-    )
+    places = asyncio.Semaphore(SENT_AT_ONCE)
+
+    async def store(name: str, made: Made) -> DataObject:
+        async with places:
+            return await _store(calls, plan.run, claim, name, made, read_back=read_back)
+
+    objects = await asyncio.gather(*(store(name, made) for name, made in content.objects.items()))
     record = UnitCommit(
         unit=claim.unit.id,
         attempt=claim.attempt,

@@ -52,6 +52,8 @@ def new_files(
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context((where / name).open("wb", buffering=1 << 20)) for name in names]
             yield [Growing(file) for file in files]
+        if len(names) > 1 and names[-1] in taken:
+            place.remove(names[-1])  # what sums up the old ones must not stand beside some of the new
         for name in names:
             place.publish(where / name, name, replace=replace)
 

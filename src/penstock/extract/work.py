@@ -25,7 +25,8 @@ from penstock.extract.tokens import Rules, Tokenizer
 from penstock.objects.inputs import Input, find_inputs, normal_address, open_input
 
 #: Of one object, which is one site of one unit. The larger, the less it costs that a unit's last step is not full, and
-#: to claim and commit it; but all objects of a unit together should not be more than `UNIT_BYTES`.
+#: to claim and commit it; but all objects of a unit together should not be more than `UNIT_BYTES`. A bucket takes each
+#: in one request, from memory: there they have the least size.
 OBJECT_BYTES: Final = (256 << 20, 1 << 30)
 UNIT_BYTES: Final = 4 << 30
 UNITS_LEAST: Final = 16  #: so that a small dataset, too, is work for several
@@ -63,6 +64,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DtypeName = "bfloat16"
     max_samples: int | None = None  #: of the whole run, not of each worker
     unit_rows: int | None = None  #: None: chosen by `choose_unit_rows`
+    object_bytes_max: int = OBJECT_BYTES[1]
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +106,10 @@ def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned
     )
     rows = min(wish.source.rows, wish.max_samples or wish.source.rows)
     tokens_per_row, refused = _look(work, min(rows, SAMPLED_ROWS), environment)
-    widths = [config.site_width(site) * _SIZES[wish.dtype] for site in sites]
+    row = [tokens_per_row * config.site_width(site) * _SIZES[wish.dtype] for site in sites]
     plan = make_plan(
         rows=rows,
-        unit_rows=wish.unit_rows or choose_unit_rows(rows, tokens_per_row * max(widths), tokens_per_row * sum(widths)),
+        unit_rows=wish.unit_rows or choose_unit_rows(rows, max(row), sum(row), wish.object_bytes_max),
         sites=tuple(site.name for site in sites),
         dtype=wish.dtype,
         work=msgspec.to_builtins(work),
@@ -115,9 +117,9 @@ def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned
     return Planned(plan=plan, config=config, sites=sites, tokens_per_row=tokens_per_row, refused=refused)
 
 
-def choose_unit_rows(rows: int, object_row: float, unit_row: float) -> int:
+def choose_unit_rows(rows: int, object_row: float, unit_row: float, most: int = OBJECT_BYTES[1]) -> int:
     """Rows of a unit, from the bytes of one row in the largest object and in all: and units for several in any case."""
-    least, most = OBJECT_BYTES
+    least = OBJECT_BYTES[0]
     size = min(most, max(least, UNIT_BYTES * object_row / unit_row)) if unit_row else most
     full = int(size / object_row) if object_row else rows
     return max(1, min(full, -(-rows // UNITS_LEAST)))

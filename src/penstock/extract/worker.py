@@ -181,14 +181,14 @@ class Worker:
         settings = self._settings
         # What is read back and found damaged is sent again: then it must still be in memory.
         draft = partial(self._calls.draft, in_memory=settings.read_back, synced=settings.synced)
-        writer = UnitWriter(self._plan, claim.unit, self._hands, draft)
         try:
+            writer = UnitWriter(self._plan, claim.unit, self._hands, draft)
             await asyncio.to_thread(self._run, ready.pieces, writer)
         except Stopped:
             await self._claims.release(claim, done=False)
             raise
         finally:
-            fed.set()
+            fed.set()  # whatever went wrong: who waits for it has to look at what became of this unit
         await self._store(claim, writer, ready.seconds + self._steady() - started)
 
     def _run(self, pieces: Iterable[Piece], writer: UnitWriter) -> None:

@@ -27,13 +27,13 @@ from typing_extensions import Buffer
 from penstock.domain.admission import BadInput
 from penstock.objects.drafts import write_parts
 from penstock.objects.names import parts_of
-from penstock.ports.objects import AlreadyThere, Kept, ObjectsError, Stored
+from penstock.ports.objects import AlreadyThere, Damaged, Kept, ObjectsError, Stored
 
 #: Our own corner of the root: files being written, and locks. No object may be named under it.
 RESERVED: Final = ".penstock"
 #: Writers of one name take turns; so many locks keep writers of different names apart.
 STRIPES: Final = 64
-#: A hidden file that nobody has written to for this long belongs to a writer that died.
+#: A hidden file that nobody has written to for this long, or holds, belongs to a writer that died.
 ABANDONED_NS: Final = 3600 * 10**9
 #: A directory that was emptied and removed while a write was on its way is made again, this often.
 TRIES: Final = 20
@@ -94,6 +94,7 @@ class DirectoryObjects:
         hidden = self._tmp / secrets.token_hex(16)
         with _refusing("a draft"):
             file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: it may be written to seldom, and is not abandoned
         return DirectoryDraft(self, hidden, file, synced=synced)
 
     # --- on threads ---
@@ -120,7 +121,7 @@ class DirectoryObjects:
         *folders, name = _parts(path)
         with _refusing(path):
             if synced:
-                os.fsync(file)  # before our turn: this is what takes long
+                _sync_draft(file, path)  # before our turn: this is what takes long
             with self._turn(path) as turn:
                 with self._folder(folders) as folder:
                     # Looked at first: if it is this very file, whose answer was lost, its generation must not change.
@@ -130,7 +131,7 @@ class DirectoryObjects:
                 generation = self._next_generation(turn, os.fstat(file).st_mtime_ns, folders, name)
                 os.utime(file, ns=(generation, generation))
                 if synced:
-                    os.fsync(file)
+                    _sync_draft(file, path)
                 self._give_name(hidden, folders, name, path, new=True)
                 os.pwrite(turn, generation.to_bytes(8), 0)
         return generation
@@ -333,7 +334,7 @@ class DirectoryObjects:
         probe.unlink()
         for hidden in self._tmp.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if now_ns - hidden.stat().st_mtime_ns > ABANDONED_NS:
+                if now_ns - hidden.stat().st_mtime_ns > ABANDONED_NS and not _is_held(hidden):
                     hidden.unlink()
 
 
@@ -345,6 +346,7 @@ class DirectoryDraft:
         self._hidden = hidden
         self._file = file
         self._synced = synced
+        self._damaged: Damaged | None = None
 
     def __del__(self) -> None:
         # Not before the last thread has let go of it: the number would mean another file.
@@ -359,7 +361,17 @@ class DirectoryDraft:
                 os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
 
     async def name(self, path: str) -> int:
-        return await asyncio.to_thread(self._objects.name_draft, self._hidden, self._file, path, synced=self._synced)
+        return await asyncio.to_thread(self._name, path)
+
+    def _name(self, path: str) -> int:
+        """On a thread, which keeps the file open also when nobody waits for it any more."""
+        if self._damaged is not None:
+            raise self._damaged
+        try:
+            return self._objects.name_draft(self._hidden, self._file, path, synced=self._synced)
+        except Damaged as error:
+            self._damaged = error
+            raise
 
 
 def _enter(folder: int, part: str, *, make: bool) -> int | None:
@@ -375,6 +387,29 @@ def _enter(folder: int, part: str, *, make: bool) -> int | None:
         os.mkdir(part, 0o700, dir_fd=folder)
         os.fsync(folder)
     return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
+
+
+def _is_held(hidden: Path) -> bool:
+    """Whether the writer of a draft still has it open; of another user's file nobody here can tell."""
+    try:
+        file = os.open(hidden, _OPEN_FILE)
+    except PermissionError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _sync_draft(file: int, path: str) -> None:
+    """A sync that failed must not be tried again: the system has forgotten by then what it could not write."""
+    try:
+        os.fsync(file)
+    except OSError as error:
+        raise Damaged(f"{path}: its bytes may not be on the disk: {error.strerror}") from error
 
 
 def _is_there(name: str, folder: int) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PART_BYTES: Final = 16 << 20  #: of an upload; smaller files go in one piece
 PARTS_AT_ONCE: Final = 4
 _SCHEMES: Final = ("file", "gs", "s3")
-_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Directory:

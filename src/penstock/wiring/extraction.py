@@ -92,6 +92,7 @@ class PlanWish(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int
     max_samples: int | None
     unit_rows: int | None
+    out: str | None = None
 
 
 def plan_run(wish: PlanWish, progress: Callable[[int, int], None] | None = None) -> Planned:
@@ -117,6 +118,7 @@ def plan_run(wish: PlanWish, progress: Callable[[int, int], None] | None = None)
         dtype=msgspec.convert(wish.dtype, DtypeName),
         max_samples=wish.max_samples,
         unit_rows=wish.unit_rows,
+        object_bytes_max=planning.OBJECT_BYTES[0 if "://" in (wish.out or "") else 1],
     )
     return planning.plan_run(made)
 

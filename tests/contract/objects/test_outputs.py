@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -102,6 +102,28 @@ def test_what_fails_on_the_way_leaves_nothing(place: Place) -> None:
     assert place.names() == []
     if "://" not in place.address:
         assert not list(Path(place.address).iterdir())
+
+
+def test_what_is_replaced_only_in_part_has_no_summary_of_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(word: bytes) -> None:
+        words = place.address, ["a", "b", "summary"]
+        with new_files(*words, replace=True, environment=place.environment) as files:
+            for file in files:
+                file.line(word)
+
+    written(b"old")
+    folder = type(open_folder(place.address, place.environment))
+    publish = folder.publish
+
+    def fail(self: Any, file: Path, name: str, *, replace: bool) -> None:
+        if name == "b":
+            raise ObjectsError("b: no room")
+        publish(self, file, name, replace=replace)
+
+    monkeypatch.setattr(folder, "publish", fail)
+    with pytest.raises(ObjectsError, match="no room"):
+        written(b"new")
+    assert {name: place.read(name) for name in place.names()} == {"a": b"new\n", "b": b"old\n"}
 
 
 def test_a_name_that_another_took_meanwhile_is_not_written_over(place: Place) -> None:

@@ -188,6 +188,47 @@ def test_errors_of_a_moment_are_not_told_of_and_what_was_said_last_is() -> None:
     asyncio.run(story())
 
 
+def test_a_zone_that_is_not_asked_because_its_provider_rests_is_not_called_silent() -> None:
+    async def story() -> None:
+        clock, zone, calls = HandClock(), SlowZone(), Calls(4)
+        evidence = Evidence(clock)
+        observer = watching(zone, calls, clock, evidence, Verbs())
+        zone.error = Transient("503: later")
+        zone.go_on.set()
+        observer.start_due()
+        await settled()
+        observer._paces["local"].hold("list", 100.0)  # as another zone's listing was told
+        for _ in range(10):
+            clock.advance(5.0)
+            observer.start_due()
+            assert mute(evidence, clock) is None
+
+    asyncio.run(story())
+
+
+def test_a_zone_that_refused_and_was_then_asked_too_often_is_forgiven_all_the_same() -> None:
+    async def story() -> None:
+        clock, zone, calls = HandClock(), SlowZone(), Calls(4)
+        evidence, store = Evidence(clock), Verbs()
+        observer = watching(zone, calls, clock, evidence, store)
+        zone.go_on.set()
+        for error in (PermissionDenied("no such right"), RateLimited("too often", retry_after_s=5.0)):
+            zone.error = error
+            observer.look("local", "z")
+            await settled()
+            found = mute(evidence, clock)
+            assert found is not None
+            assert found.denied
+        zone.error = None
+        clock.advance(6.0)
+        observer.look("local", "z")
+        await settled()
+        assert mute(evidence, clock) is None
+        assert store.done == [(reopen_zone, "local", "z")]
+
+    asyncio.run(story())
+
+
 class Strays:
     """A zone that is full of things with our label that nobody owns, and tired of deletes."""
 

@@ -186,5 +186,6 @@ def test_units_are_large_objects_but_work_for_several() -> None:
     assert choose_unit_rows(10_000_000, one, 3 * one) == (1 << 30) // one
     assert choose_unit_rows(10_000_000, one, 8 * one) == (1 << 29) // one
     assert choose_unit_rows(10_000_000, one, 72 * one) == (1 << 28) // one
+    assert choose_unit_rows(10_000_000, one, 3 * one, most=1 << 28) == (1 << 28) // one
     assert choose_unit_rows(160, 1.0, 1.0) == 10
     assert choose_unit_rows(3, 0.0, 0.0) == 1

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -177,6 +177,22 @@ def test_what_is_not_the_unit_ends_the_worker_and_commits_nothing() -> None:
     with pytest.raises(NotWhole):
         run(story)
     assert kinds(bucket, "commits") == []
+
+
+def test_a_store_that_takes_no_draft_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not wait for ever for a device that was never given anything, and hold its unit meanwhile."""
+    calls = calls_to(memory())
+
+    def full(**_: object) -> NoReturn:
+        raise ObjectsError("a draft: no space left on device")
+
+    async def story() -> None:
+        await publish(calls, PLAN)
+        monkeypatch.setattr(calls, "draft", full)
+        await asyncio.wait_for(begin(calls, cheap_compute()).work(), 60)
+
+    with pytest.raises(ObjectsError, match="no space left"):
+        run(story)
 
 
 def test_a_unit_that_another_committed_meanwhile_is_discarded(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from penstock.domain.admission import BadInput
 from penstock.objects.directory import ABANDONED_NS, RESERVED, DirectoryObjects
-from penstock.ports.objects import AlreadyThere, ObjectsError
+from penstock.ports.objects import AlreadyThere, Damaged, ObjectsError
 
 BAD_PATHS = [
     "", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a/.", "a\0b", "..", "a\\..\\b", "x" * 256,
@@ -139,6 +140,38 @@ def test_files_of_dead_writers_are_forgotten(tmp_path: Path) -> None:
     DirectoryObjects(tmp_path / "root")
     assert not litter.exists()
     assert young.exists()
+
+
+def test_a_draft_that_its_writer_holds_is_not_forgotten_however_old(tmp_path: Path) -> None:
+    bucket = DirectoryObjects(tmp_path / "root")
+    draft = bucket.draft(synced=True)
+    (hidden,) = (bucket.root / RESERVED / "tmp").iterdir()
+    then = hidden.stat().st_mtime_ns - ABANDONED_NS - 10**9
+    os.utime(hidden, ns=(then, then))
+    DirectoryObjects(tmp_path / "root")
+    draft.write(0, [b"late"])
+    asyncio.run(draft.name("a"))
+    stored = asyncio.run(bucket.get("a"))
+    assert stored is not None
+    assert stored.data == b"late"
+
+
+def test_a_draft_whose_sync_failed_is_never_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second sync would succeed, because the system forgets what it could not write: so it must not be tried."""
+    bucket = DirectoryObjects(tmp_path / "root")
+    draft = bucket.draft(synced=True)
+    draft.write(0, [b"x"])
+
+    def fail(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(Damaged, match="may not be on the disk"):
+            asyncio.run(draft.name("a"))
+    with pytest.raises(Damaged, match="may not be on the disk"):
+        asyncio.run(draft.name("a"))
+    assert asyncio.run(bucket.get("a")) is None
 
 
 def test_a_root_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:

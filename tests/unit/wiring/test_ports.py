@@ -25,16 +25,14 @@ def test_who_has_a_port_is_named() -> None:
         assert 0 < len(words) <= 61
         with pytest.raises(Unusable, match=rf"^port {port} of 127.0.0.1 is in use by process {pid} \(.*; stop it, or"):
             ports.open_port("127.0.0.1", port)
-    assert list(ports.holders(port)) == []
+    assert os.getpid() not in [pid for pid, _ in ports.holders(port)]
 
 
 def test_who_cannot_be_seen_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "holders", lambda _: iter(()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            Unusable, match=rf"^port {port} of 127.0.0.1 is in use; stop what uses it, or"
-        ):
+        with pytest.raises(Unusable, match=rf"^port {port} of 127.0.0.1 is in use; stop what uses it, or"):
             ports.open_port("127.0.0.1", port)
 
 
