@@ -235,8 +235,8 @@ class Auditor:
                 self.evidence.world("audit.line", found[3], what=found[2], principal=found[1])
 
 
-#: Needs a cloud: tests/process/test_fleets.py looks for its line.
-ELSEWHERE = {"POST /v1/adopt"}
+#: Need a cloud: tests/process/test_fleets.py and tests/unit/server/test_adoption.py look for their lines.
+ELSEWHERE = {"POST /v1/adopt", "POST /v1/slices/{id}/unreached"}
 #: Content by hash and questions about it change nothing that is anybody's to audit.
 BYTES = {"POST /v1/blobs/missing", "PUT /v1/blobs/{sha256}", "PUT /v1/snapshots/{sha256}"}
 

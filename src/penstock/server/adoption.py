@@ -69,6 +69,7 @@ async def unreached(service: Service, call: Call) -> None:
         if not 0 <= host.index < slice.hosts:
             detail = f"hosts: {host.index} is no host of slice {id}, which has {slice.hosts}"
             raise Refusal("bad_input", detail, field="hosts", advice="the first is 0")
+    audit.info("%s/%s tells why hosts of slice %s are not set up", call.user.team, call.user.name, id)
     for host in told:
         arrivals(service).note(id, host.index, f"not set up by {call.user.name}: {_plain(host.said)}")
 

@@ -141,7 +141,10 @@ def test_a_label_that_may_not_be_written_leaves_the_name_free(house: House, clou
     assert "by-hand" not in {pool["name"] for pool in house.get("/v1/pools", "operator")["pools"]}
 
 
-def test_why_hosts_could_not_be_set_up_is_seen_by_all(house: House, cloud: OneTpu) -> None:
+def test_why_hosts_could_not_be_set_up_is_seen_by_all(
+    house: House, cloud: OneTpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.audit")
     slice = adopt(house)["slice"]
     path = f"/v1/slices/{slice}/unreached"
     wrong = {"hosts": [{"index": 0, "said": "ssh could not enter it: Permission denied\x1b[31m (publickey)"}]}
@@ -150,6 +153,8 @@ def test_why_hosts_could_not_be_set_up_is_seen_by_all(house: House, cloud: OneTp
     said = house.refused(400, "POST", path, "operator", json={"hosts": [{"index": 9, "said": "no"}]})
     assert "9 is no host of slice" in said["detail"]
     assert house.call("POST", path, "operator", wrong).status == 204
+    lines = [record.getMessage() for record in caplog.records if "not set up" in record.getMessage()]
+    assert lines == [f"ops/olga tells why hosts of slice {slice} are not set up"], "and it is seen who told"
     (shown,) = [each for each in house.get("/v1/slices", "operator")["slices"] if each["id"] == slice]
     assert shown["state"] == "creating"
     assert shown["arriving"].startswith("not set up by olga: ssh could not enter it: Permission denied")
