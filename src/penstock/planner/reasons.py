@@ -318,7 +318,7 @@ def _of_its_state(snapshot: Snapshot, job: Job) -> Reason | None:
     started = sum(len(attempt.started) for attempt in live.values())
     hosts = sum(attempt.hosts for attempt in live.values())
     if hosts and started == hosts:
-        return reason("running", f"It runs on {hosts} hosts.", hosts=hosts)
+        return reason("running", f"It runs on {hosts} host{'' if hosts == 1 else 's'}.", hosts=hosts)
     sentence = f"Its slices are found; {started} of {hosts} hosts have started it."
     return reason("starting", sentence, started=started, hosts=hosts)
 
