@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from penstock.domain.admission import BadInput
@@ -72,23 +72,13 @@ class Kubernetes:
     # --- clusters and operations ---
 
     def list_clusters(self, call: GkeCall) -> dict[str, Any]:
-        found = [
-            each.shown()
-            for each in self._clusters.values()
-            if each.project == call.project and call.location in ("-", each.location)
-        ]
-        return {"clusters": found} if found else {}
+        return _listed("clusters", call, self._clusters.values())
 
     def get_cluster(self, call: GkeCall) -> dict[str, Any]:
         return self._cluster(call).shown()
 
     def list_operations(self, call: GkeCall) -> dict[str, Any]:
-        found = [
-            each.shown()
-            for each in self._operations.values()
-            if each.project == call.project and call.location in ("-", each.location)
-        ]
-        return {"operations": found} if found else {}
+        return _listed("operations", call, self._operations.values())
 
     def get_operation(self, call: GkeCall) -> dict[str, Any]:
         found = self._operations.get(call.id)
@@ -246,3 +236,9 @@ def _check_kind(spec: dict[str, Any]) -> None:
     kinds = [kind for kind in ("spot", "preemptible", "flexStart") if config.get(kind)]
     if len(kinds) > 1:
         raise invalid(f"Node pool cannot be both {kinds[0]} and {kinds[1]}.")
+
+
+def _listed(field: str, call: GkeCall, known: Iterable[Cluster | Operation]) -> dict[str, Any]:
+    """Those of the project and location that were asked for; nothing at all where there are none, as the API has it."""
+    found = [each.shown() for each in known if each.project == call.project and call.location in ("-", each.location)]
+    return {field: found} if found else {}

@@ -167,13 +167,18 @@ def test_a_zone_that_refuses_is_told_of_at_once_and_tried_again_when_it_does_not
     asyncio.run(story())
 
 
+def failing() -> tuple[HandClock, SlowZone, Evidence, Observer]:
+    """A zone that has no listing to show, whoever asks."""
+    clock, zone = HandClock(), SlowZone()
+    evidence = Evidence(clock)
+    zone.error = Transient("503: later")
+    zone.go_on.set()
+    return clock, zone, evidence, watching(zone, Calls(4), clock, evidence, Verbs())
+
+
 def test_errors_of_a_moment_are_not_told_of_and_what_was_said_last_is() -> None:
     async def story() -> None:
-        clock, zone, calls = HandClock(), SlowZone(), Calls(4)
-        evidence = Evidence(clock)
-        observer = watching(zone, calls, clock, evidence, Verbs())
-        zone.error = Transient("503: later")
-        zone.go_on.set()
+        clock, zone, evidence, observer = failing()
         for _ in range(3):
             observer.look("local", "z")
             await settled()
@@ -190,11 +195,7 @@ def test_errors_of_a_moment_are_not_told_of_and_what_was_said_last_is() -> None:
 
 def test_a_zone_that_is_not_asked_because_its_provider_rests_is_not_called_silent() -> None:
     async def story() -> None:
-        clock, zone, calls = HandClock(), SlowZone(), Calls(4)
-        evidence = Evidence(clock)
-        observer = watching(zone, calls, clock, evidence, Verbs())
-        zone.error = Transient("503: later")
-        zone.go_on.set()
+        clock, _, evidence, observer = failing()
         observer.start_due()
         await settled()
         observer._paces["local"].hold("list", 100.0)  # as another zone's listing was told
