@@ -15,6 +15,7 @@ import grpc
 from google.cloud.firestore_v1.services.firestore.transports import FirestoreGrpcAsyncIOTransport
 from google.cloud.firestore_v1.types import firestore as messages
 from google.cloud.firestore_v1.types import query as queries
+from google.protobuf.message import DecodeError
 
 from penstock.firestore.fields import Document, Now, Stamp, decode, encode
 from penstock.firestore.patience import Patience
@@ -91,33 +92,13 @@ class Database:
         else:
             self._channel = FirestoreGrpcAsyncIOTransport.create_channel(_HOST, options=_OPTIONS)
         self._metadata = tuple(metadata)
-        self._commit = self._unary("Commit", messages.CommitRequest, messages.CommitResponse)
-        self._get = self._streamed("BatchGetDocuments", messages.BatchGetDocumentsRequest)
-        self._query = self._streamed("RunQuery", messages.RunQueryRequest)
-        self._listen = self._channel.stream_stream(
-            _SERVICE + "Listen",
-            request_serializer=_pb(messages.ListenRequest).SerializeToString,
-            response_deserializer=_pb(messages.ListenResponse).FromString,
-        )
+        self._commit = self._channel.unary_unary(**_call("Commit", messages.CommitRequest))
+        self._get = self._channel.unary_stream(**_call("BatchGetDocuments", messages.BatchGetDocumentsRequest))
+        self._query = self._channel.unary_stream(**_call("RunQuery", messages.RunQueryRequest))
+        self._listen = self._channel.stream_stream(**_call("Listen", messages.ListenRequest))
 
     async def close(self) -> None:
         await self._channel.close()
-
-    def _unary(self, method: str, request: Any, response: Any) -> Any:
-        return self._channel.unary_unary(
-            _SERVICE + method,
-            request_serializer=_pb(request).SerializeToString,
-            response_deserializer=_pb(response).FromString,
-        )
-
-    def _streamed(self, method: str, request: Any) -> Any:
-        return self._channel.unary_stream(
-            _SERVICE + method,
-            request_serializer=_pb(request).SerializeToString,
-            response_deserializer=_pb(
-                messages.BatchGetDocumentsResponse if method == "BatchGetDocuments" else messages.RunQueryResponse
-            ).FromString,
-        )
 
     # --- writes ---
     async def update(
@@ -138,9 +119,10 @@ class Database:
         write.current_document.update_time.seconds = stamp.seconds
         write.current_document.update_time.nanos = stamp.nanos
         try:
-            answer = await self._commit(request, metadata=self._metadata, timeout=CALL_S)
+            raw = await self._commit(request, metadata=self._metadata, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             raise _meaning(error) from error
+        answer = _read(messages.CommitResponse, raw)
         return _stamp(answer.commit_time if not answer.write_results else answer.write_results[0].update_time)
 
     # --- reads ---
@@ -152,7 +134,8 @@ class Database:
             request.ClearField("mask")
         found: dict[str, Document | None] = {}
         try:
-            async for answer in self._get(request, metadata=self._metadata, timeout=CALL_S):
+            async for raw in self._get(request, metadata=self._metadata, timeout=CALL_S):
+                answer = _read(messages.BatchGetDocumentsResponse, raw)
                 if answer.WhichOneof("result") == "missing":
                     found[answer.missing] = None
                 else:
@@ -181,8 +164,11 @@ class Database:
         for field in fields:
             request.structured_query.select.fields.add(field_path=field)
         try:
-            answers = self._query(request, metadata=self._metadata, timeout=CALL_S)
-            return [document_of(one.document) async for one in answers if one.HasField("document")]
+            return [
+                document_of(one.document)
+                async for raw in self._query(request, metadata=self._metadata, timeout=CALL_S)
+                if (one := _read(messages.RunQueryResponse, raw)).HasField("document")
+            ]
         except grpc.aio.AioRpcError as error:
             raise Trouble(_line(error)) from error
 
@@ -195,8 +181,8 @@ class Database:
         call = self._listen(metadata=self._metadata)
         try:
             await call.write(request)
-            while (answer := await call.read()) is not grpc.aio.EOF:
-                for change in _changes(answer):
+            while (raw := await call.read()) is not grpc.aio.EOF:
+                for change in _changes(_read(messages.ListenResponse, raw)):
                     yield change
             raise Trouble("the listen ended by itself")
         except grpc.aio.AioRpcError as error:
@@ -218,6 +204,19 @@ class Database:
 def _pb(message: Any) -> Any:
     """The plain protobuf class under one of Google's wrapped ones: building and reading it costs a tenth."""
     return message.pb()
+
+
+def _call(method: str, request: Any) -> dict[str, Any]:
+    """What a channel is told of a method. Answers stay bytes: grpc logs one it cannot read and hands on None for it."""
+    return {"method": _SERVICE + method, "request_serializer": _pb(request).SerializeToString}
+
+
+def _read(kind: Any, raw: bytes) -> Any:
+    """An answer as a message. One that is none may be half of one, of a server that went or is only coming up."""
+    try:
+        return _pb(kind).FromString(raw)
+    except DecodeError as error:
+        raise Trouble(f"an answer is no {kind.__name__}: {error}") from error
 
 
 def document_of(raw: Any) -> Document:
