@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from penstock.agent.processes import started_at
+from penstock.agent.processes import descendants, started_at
 from penstock.domain.custody import Held, Launch, Phase, SyncReply, SyncRequest
 from penstock.wire.agent import AgentSync, Join, Joined, LaunchSpec, LogAck, ResultReport
 from penstock.wire.api import CommandRequest, ProgressView, SnippetRequest
@@ -246,3 +247,47 @@ async def a_host(folder: Path) -> AsyncIterator[tuple[Desk, Host]]:
 
 def alive(pid: int) -> bool:
     return started_at(pid) is not None
+
+
+Story = Callable[[Desk, Host, Path], Awaitable[None]]
+
+
+def tell(folder: Path, story: Story) -> None:
+    async def run() -> None:
+        async with a_host(folder) as (desk, host):
+            await story(desk, host, folder)
+
+    asyncio.run(run())
+
+
+def python(code: str) -> CommandRequest:
+    return CommandRequest((sys.executable, "-c", code))
+
+
+def shell(code: str) -> CommandRequest:
+    return CommandRequest(("/bin/sh", "-c", code))
+
+
+DETACHED = """
+import os, sys, time
+out = os.environ["PENSTOCK_OUTPUT_DIR"] + "/pids"
+def note():
+    with open(out, "a") as f: f.write(f"{os.getpid()}\\n")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        note()
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    os._exit(0)
+note()
+print("up", flush=True)
+"""
+
+
+def under_keeper(host: Host) -> set[int]:
+    """All processes of the host's payloads, wherever they moved."""
+    keeper = json.loads((host.state / "keeper.json").read_text())
+    assert started_at(keeper["pid"]) == keeper["started"]
+    return descendants(keeper["pid"])

@@ -10,35 +10,14 @@ import asyncio
 import hashlib
 import json
 import random
-import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.agent.processes import descendants, started_at
-from penstock.domain import limits
+from penstock.agent.processes import started_at
 from penstock.domain.custody import Phase
 from penstock.wire.api import CommandRequest, SnippetRequest
-from tests.process.agent_desk import CREDENTIAL, Desk, Host, a_host, alive
-
-Story = Callable[[Desk, Host, Path], Awaitable[None]]
-
-
-def tell(folder: Path, story: Story) -> None:
-    async def run() -> None:
-        async with a_host(folder) as (desk, host):
-            await story(desk, host, folder)
-
-    asyncio.run(run())
-
-
-def python(code: str) -> CommandRequest:
-    return CommandRequest((sys.executable, "-c", code))
-
-
-def shell(code: str) -> CommandRequest:
-    return CommandRequest(("/bin/sh", "-c", code))
+from tests.process.agent_desk import CREDENTIAL, DETACHED, Desk, Host, alive, python, shell, tell, under_keeper
 
 
 def test_a_command_runs_and_everything_it_left_is_there_before_its_end_is_told(tmp_path: Path) -> None:
@@ -170,84 +149,6 @@ def test_a_payload_that_ends_while_no_agent_lives_keeps_its_exit_code(tmp_path: 
     tell(tmp_path, story)
 
 
-DETACHED = """
-import os, sys, time
-out = os.environ["PENSTOCK_OUTPUT_DIR"] + "/pids"
-def note():
-    with open(out, "a") as f: f.write(f"{os.getpid()}\\n")
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        note()
-        import signal
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
-    os._exit(0)
-note()
-print("up", flush=True)
-"""
-
-
-def under_keeper(host: Host) -> set[int]:
-    """All processes of the host's payloads, wherever they moved."""
-    keeper = json.loads((host.state / "keeper.json").read_text())
-    assert started_at(keeper["pid"]) == keeper["started"]
-    return descendants(keeper["pid"])
-
-
-def test_daemonised_children_end_with_the_payload(tmp_path: Path) -> None:
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        desk.launch("a1", python(DETACHED + "time.sleep(0.3)\n"))
-        end = await desk.ended("a1")
-        assert end.exit is not None
-        assert end.exit.well
-        kept = desk.artifacts["pids"].decode().split()
-        assert len(kept) == 2
-        await desk.until(lambda: not under_keeper(host), "nothing of it is left")
-
-    tell(tmp_path, story)
-
-
-def test_a_stop_order_ends_the_whole_tree_and_the_grace_is_kept(tmp_path: Path) -> None:
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        stubborn = f"import signal; signal.signal(15, signal.SIG_IGN)\n{DETACHED}time.sleep(600)\n"
-        desk.launch("a1", python(stubborn), stop_grace_s=1.0)
-        await desk.until(lambda: desk.log("a1") == b"up\n")
-        began = asyncio.get_running_loop().time()
-        desk.stop.add("a1")
-        desk.ring()
-        exit = (await desk.ended("a1")).exit
-        took = asyncio.get_running_loop().time() - began
-        assert exit is not None
-        assert exit.agent == "stopped"
-        assert 9 in (exit.signal, (exit.code or 0) - 128)
-        assert 1.0 <= took < limits.GRACE_S  # the one it was given, not the usual one
-        assert not under_keeper(host)
-
-    tell(tmp_path, story)
-
-
-def test_a_payload_that_saves_when_asked_may_end_well(tmp_path: Path) -> None:
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        code = (
-            "import os, sys, time, signal\n"
-            "signal.signal(signal.SIGTERM, lambda *_: None)\n"
-            "print('up', flush=True)\n"
-            "while not os.path.exists(os.environ['PENSTOCK_STOP_FILE']): time.sleep(0.02)\n"
-            "open(os.environ['PENSTOCK_CHECKPOINT_DIR'] + '/saved', 'w').close()\n"
-        )
-        desk.launch("a1", python(code))
-        await desk.until(lambda: desk.log("a1") == b"up\n")
-        desk.stop.add("a1")
-        desk.ring()
-        exit = (await desk.ended("a1")).exit
-        assert exit is not None
-        assert exit.well
-        assert (desk.root / "jobs/j1/checkpoints/1/saved").exists()
-
-    tell(tmp_path, story)
-
-
 def test_the_next_attempt_finds_the_newest_checkpoint(tmp_path: Path) -> None:
     async def story(desk: Desk, host: Host, folder: Path) -> None:
         (desk.root / "jobs/j1/checkpoints/1").mkdir(parents=True)
@@ -260,31 +161,7 @@ def test_the_next_attempt_finds_the_newest_checkpoint(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
-def test_the_timeout_is_real(tmp_path: Path) -> None:
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        desk.launch("a1", shell("trap '' TERM; while :; do sleep 0.1; done"), timeout_s=1.0, stop_grace_s=0.5)
-        exit = (await desk.ended("a1")).exit
-        assert exit is not None
-        assert exit.agent == "timeout"
-        assert not exit.well
-
-    tell(tmp_path, story)
-
-
-def test_a_notice_stops_payloads_and_is_told(tmp_path: Path) -> None:
-    async def story(desk: Desk, host: Host, folder: Path) -> None:
-        desk.launch("a1", shell("trap 'echo saved; exit 143' TERM; echo up; while :; do sleep 0.05; done"))
-        await desk.until(lambda: desk.log("a1") == b"up\n")
-        (host.state / "notice").write_text("30")
-        await desk.until(lambda: desk.requests[-1].notice)
-        exit = (await desk.ended("a1")).exit
-        assert exit is not None
-        assert (exit.code, exit.notice, exit.agent) == (143, True, None)
-        assert desk.log("a1") == b"up\nsaved\n"
-
-    tell(tmp_path, story)
-
-
+@pytest.mark.long
 def test_a_higher_fence_in_the_bucket_stops_the_payload_while_the_server_is_away(tmp_path: Path) -> None:
     async def story(desk: Desk, host: Host, folder: Path) -> None:
         desk.launch("a1", python(DETACHED + "time.sleep(600)\n"), fence=4)

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 RUNNING_TOLD_S = 0.1  #: nobody sees the difference, and a short snippet costs the server one report less
 WAY_FIRST_S, WAY_AGAIN_S = 2.0, 24 * 3600.0  #: short payloads end before it is asked for; long ones outlive an address
 SIGKILLED = 137  #: what a shell says of a program that SIGKILL ended
+TELL_AGAIN_S = 0.05  #: walls go up in tens of milliseconds; a look for a program costs one or two
 GATE_S = 60.0  #: how long a payload waits for the accelerators; libtpu needs seconds to let go
 
 
@@ -60,7 +61,7 @@ class Course:
         self._running: Running | None = None
         self._preparing: asyncio.Task[Prepared] | None = None
         self._leaving: asyncio.Task[object] | None = None
-        self._killed = False
+        self._killed = self._delivered = False
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._error: ErrorView | None = None
@@ -90,6 +91,7 @@ class Course:
             exit=kept.exit,
             outputs=kept.outputs,
             open_units=self._watch.open_units,
+            holding=self._watch.holding,
         )
 
     # --- its own course ---
@@ -110,6 +112,7 @@ class Course:
                 self._error = ErrorView(type="AgentFault", message=f"{type(error).__name__}: {error}")
                 self._end(self._exit(Ended(lost=True)), ())
         await self._spool.deliver()
+        self._delivered = True
         if self.kept.forgotten:
             await self.clear_away()
 
@@ -191,7 +194,10 @@ class Course:
         self._later(RUNNING_TOLD_S, self._on_change)
         self._time(running)
         self._watch.checkpoints = shared_checkpoints(self._host.root, kept.launch.job, kept.launch.fence)
-        following = [self._task(self._spool.follow()), self._task(self._watch.follow(running, self._say, self._poke))]
+        following = [
+            self._task(self._spool.follow()),
+            self._task(self._watch.follow(running, self._say, self._on_change)),
+        ]
         if self._host.root is None:
             following += [self._task(each) for each in self._carried.follow()]
             for task in following[-2:]:
@@ -248,7 +254,7 @@ class Course:
             outputs=self.kept.wanted,
             folder=self._layout.output,
             report=self._layout.result,
-            error=self._error if self._error is not None else _error_of(exit),
+            error=self._error if self._error is not None else uploads.error_of(exit),
             hidden=() if by_itself is None else await self._secrets(),
         )
         if self._host.root is None and by_itself is not None:
@@ -291,13 +297,15 @@ class Course:
     def _exit(self, ended: Ended) -> Exit:
         kept = self.kept
         well = ended.code == 0 and ended.signal is None
+        killed = (ended.signal == 9 or ended.code == SIGKILLED or ended.lost) and not ended.oom_killed
         said = kept.said
-        if said is None and ended.lost:
+        ours = kept.stopping and not kept.notice and (kept.heard or killed or self._running is None)
+        if said is None and ours and not well:
+            said = STOPPED  # who left before it could hear is not: in a gang that may be why the others are stopped
+        elif said is None and ended.lost:
             said = "process_lost"
         elif said is None and ended.refused == "prepare":
             said = "launch_failed"
-        elif said is None and kept.stopping and not kept.notice and not well:
-            said = STOPPED
         tail = "" if well and said is None else f"{self._spool.tail()}\n{uploads.own_error(self._layout.result)}"
         if self._error is not None:
             tail = f"{tail}\n{self._error.message}\n{self._error.traceback}"
@@ -327,26 +335,41 @@ class Course:
             return
         kept.stopping, kept.said, kept.notice = True, agent, notice
         kept.grace_s = kept.grace_s if grace_s is None else min(grace_s, kept.grace_s)
-        self._host.save(kept)
+        self._write_down()
         if self._preparing is not None:
             self._preparing.cancel()
         elif self.alive and self._running is not None:
             self._ask_to_stop(self._running)
 
     def _ask_to_stop(self, running: Running) -> None:
-        try:
-            self._layout.stop.touch()
-        except OSError as error:
-            self._complain(f"the stop file cannot be made: {error}")
-        running.terminate()
         self._later(self.kept.grace_s, lambda: self._spawn(running.kill()))
+        self._tell_to_stop(running)
+
+    def _tell_to_stop(self, running: Running) -> None:
+        """Nobody hears behind walls that still go up, or who has just left by itself: then again in a moment."""
+        if self.kept.heard or running.terminate():
+            self.kept.heard = True
+            self._write_down()
+            try:  # after the signal, which would kill a program that saw the file and is at its very end
+                self._layout.stop.touch()
+            except OSError as error:
+                self._complain(f"the stop file cannot be made: {error}")
+        elif self.alive:
+            self._later(TELL_AGAIN_S, lambda: self._tell_to_stop(running))
+
+    def _write_down(self) -> None:
+        """For the next agent. A disk that is full must not keep a payload from being stopped."""
+        try:
+            self._host.save(self.kept)
+        except OSError as error:
+            logger.warning("attempt %s: that it stops cannot be written: %s", self.kept.launch.attempt, error)
 
     def kill(self, *, agent: str | None = None) -> None:
         """SIGKILL: it ends here and now, and leaves nothing but its log."""
         kept = self.kept
         if kept.phase is Phase.EXITED or self._killed:
             return
-        self._killed = kept.stopping = True
+        self._killed = kept.stopping = kept.heard = True
         kept.said = kept.said or agent
         if self._preparing is not None:
             self._preparing.cancel()
@@ -388,7 +411,7 @@ class Course:
     def forget(self) -> None:
         """The server has its end. Logs that are not durable yet stay until they are."""
         self.kept.forgotten = True
-        if self._tasks:
+        if self._tasks and not self._delivered:
             self._host.save(self.kept)
         else:
             self._spawn(self.clear_away())
@@ -439,9 +462,6 @@ class Course:
         except OSError as error:
             logger.warning("attempt %s: %s (and its log: %s)", self.kept.launch.attempt, text, error)
 
-    def _poke(self) -> None:
-        self._on_change()
-
     def _later(self, seconds: float, then: Callable[[], object]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, then))
 
@@ -462,19 +482,6 @@ class Course:
     def _done(self, task: asyncio.Task[object]) -> None:
         if not task.cancelled() and (fault := task.exception()) is not None:
             logger.error("attempt %s", self.kept.launch.attempt, exc_info=fault)
-
-
-def _error_of(exit: Exit) -> ErrorView | None:
-    """How a payload failed that did not say so itself."""
-    if exit.well:
-        return None
-    if exit.oom_killed:
-        return ErrorView(type="OutOfMemory", message="the kernel killed it because it used more memory than it may")
-    if exit.agent is not None:
-        return ErrorView(type=exit.agent, message=f"the agent ended it: {exit.agent}")
-    if exit.signal is not None:
-        return ErrorView(type="Signal", message=f"it was ended by signal {exit.signal}")
-    return ErrorView(type="ExitCode", message=f"it ended with exit code {exit.code}", traceback=exit.log_tail)
 
 
 def _adopted(kept: Kept) -> Tree | None:

@@ -74,16 +74,18 @@ class WarmTree(Tree):
 
     async def _written(self) -> bool:
         """Whether the end is in its file. It may come a moment later; when nobody is left, it will not come."""
-        path = Path(self.handle.folder) / "exit.json"
         patience_s = 0.0 if self._process is not None else WRITE_S
         gone_at: float | None = None
-        while not path.exists():
+        while not self._has_ended():
             if gone_at is None and not self._there():
                 gone_at = time.monotonic()
             if gone_at is not None and time.monotonic() - gone_at >= patience_s:
                 return False
             await asyncio.sleep(EXIT_POLL_S)
         return True
+
+    def _has_ended(self) -> bool:
+        return (Path(self.handle.folder) / "exit.json").exists()
 
     def _unwritten(self) -> Ended:
         """An inline interpreter that ended with the snippet: its status is the snippet's."""
@@ -98,14 +100,20 @@ class WarmTree(Tree):
         return processes.started_at(self.handle.shim) == self.handle.shim_started
 
     @override
-    def terminate(self) -> None:
+    def terminate(self) -> bool:
         """SIGTERM to everybody in the room (its first process passes it on), or to the snippet's process group."""
-        if not self._there():
-            return
-        if self._room or self._process is not None:
-            os.kill(self.handle.shim, signal.SIGTERM)
-        else:
-            os.killpg(self.handle.main, signal.SIGTERM)
+        main = processes.stat_of(self.handle.main)
+        if main is None or main[4] != self.handle.main_started or not processes.hears(main) or self._has_ended():
+            return False
+        leads = main[3] == self.handle.main  # an inline interpreter may be in somebody else's group
+        try:
+            if self._room or self._process is not None or not leads:
+                os.kill(self.handle.shim, signal.SIGTERM)
+            else:
+                os.killpg(self.handle.main, signal.SIGTERM)
+        except ProcessLookupError:
+            return False
+        return True
 
     @override
     def dump(self) -> list[int]:

@@ -6,6 +6,7 @@ Made once by `loop`, handed to `course` and `launch`. It holds things together a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -58,6 +59,11 @@ class Host:
         self._gate: Gate | None = None
         self._noting = asyncio.Lock()
         self.journal = record.Journal(state / "journal")
+
+    @property
+    def mark(self) -> str:
+        """Two installations, or two copies of one, may share a machine and even names; their control groups never."""
+        return hashlib.sha256(str(self.state.resolve()).encode()).hexdigest()[:8]
 
     @property
     def cache(self) -> Path:

@@ -8,7 +8,6 @@ hide, never to a file. It must not decide what the end of a payload means.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -47,7 +46,7 @@ class Running(Protocol):
     def started(self) -> int | None: ...
     @property
     def handle(self) -> Handle | None: ...
-    def terminate(self) -> None: ...
+    def terminate(self) -> bool: ...
     def dump(self) -> list[int]: ...
     async def kill(self) -> bool: ...
     async def wait(self) -> Ended: ...
@@ -150,10 +149,7 @@ async def start(host: Host, ready: Prepared, begun: Callable[[Handle], None]) ->
 
 def group_of(host: Host, attempt: str, bounds: Limits) -> cgroups.Group | None:
     """The control group of an attempt, and a note of it for whoever has to end this host."""
-    # Two installations, or two copies of one, may share a machine and even names; their groups never.
-    whose = hashlib.sha256(str(host.state.resolve()).encode()).hexdigest()[:8]
-    name = f"{host.place.slice}-{host.place.host}-{attempt}-{whose}"
-    group = cgroups.make(_probe().groups, name)
+    group = cgroups.make(_probe().groups, f"{host.place.slice}-{host.place.host}-{attempt}-{host.mark}")
     if group is not None:
         group.limit(memory_bytes=bounds.memory_bytes, tasks=bounds.tasks)
         home = host.state / "attempts" / attempt

@@ -12,6 +12,7 @@ parent: a forked backend hangs.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import importlib.machinery
@@ -120,7 +121,7 @@ class _Post:
         path = os.read(reader, 4096)
         clean = self.walled or processes.kill_all(os.getpid(), [], LEFTOVERS_S, parent=True)
         if path:  # else nothing of the user's has run
-            write_end(os.fsdecode(path), status, clean=clean)
+            write_end(os.fsdecode(path), status, clean=clean)  # if it cannot, the agent finds that nobody saw the end
         if self.walled:
             _signal(kept, rooms.CLEAR)
         os.close(reader)
@@ -309,7 +310,8 @@ def _run_inline(fds: list[int], kept: dict[str, str]) -> None:
     streams(null, null)  # flushed first; and the last writer lets go, so that the streams end
     for fd in (*fds, null):
         os.close(fd)
-    write_end(os.fsdecode(end), code << 8, clean=clean)
+    if not write_end(os.fsdecode(end), code << 8, clean=clean):
+        os.kill(os.getpid(), signal.SIGKILL)  # the agent would wait for ever, and take any exit code for the snippet's
 
 
 def _end_children() -> bool:
@@ -406,17 +408,25 @@ def streams(out: int, err: int) -> None:
     os.close(null)
 
 
-def write_end(path: str, status: int, *, clean: bool) -> None:
-    """How a snippet ended, in the form of `keeper`'s shims."""
+def write_end(path: str, status: int, *, clean: bool) -> bool:
+    """How a snippet ended, in the form of `keeper`'s shims; whether the disk took it."""
     code = os.waitstatus_to_exitcode(status)
     ended: dict[str, object] = {"code": code, "signal": None, "clean": clean, "refused": ""}
     if code < 0:
         ended |= {"code": None, "signal": -code}
     temporary = f"{path}.part"  # it may be there: `homes` put an old one aside
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.write(fd, json.dumps(ended).encode().ljust(_END_BYTES))
-    os.close(fd)
-    os.replace(temporary, path)  # noqa: PTH105
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(ended).encode().ljust(_END_BYTES))
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the log is on the same disk
+            os.write(2, f"{path}: the end of a snippet cannot be written: {error}\n".encode())
+        return False
+    return True
 
 
 class _Ours:

@@ -10,9 +10,12 @@ import os
 import signal
 import time
 
+Stat = tuple[str, str, int, int, int, int]
+_EXITING = 0x4  #: of a process's flags: it frees its memory and its devices, which may take seconds
 
-def stat_of(pid: int) -> tuple[str, str, int, int, int] | None:
-    """Name, state, parent, group and start time (clock ticks since boot) of a process; None when it is gone."""
+
+def stat_of(pid: int) -> Stat | None:
+    """Name, state, parent, group, start time (clock ticks since boot) and flags of a process; None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 (called for every process of the machine)
             text = file.read().decode("utf-8", "replace")
@@ -20,7 +23,12 @@ def stat_of(pid: int) -> tuple[str, str, int, int, int] | None:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return name, fields[0], int(fields[1]), int(fields[2]), int(fields[19])
+    return name, fields[0], int(fields[1]), int(fields[2]), int(fields[19]), int(fields[6])
+
+
+def hears(stat: Stat) -> bool:
+    """Whether a signal can still change how a process ends."""
+    return stat[1] not in "ZX" and not stat[5] & _EXITING
 
 
 def started_at(pid: int) -> int | None:

@@ -38,6 +38,7 @@ class Kept(msgspec.Struct, kw_only=True):
     said: str | None = None  #: the agent's own word for why it ends the attempt
     notice: bool = False
     stopping: bool = False
+    heard: bool = False  #: somebody was there to be told so: how it ends is our doing
     forgotten: bool = False  #: the server has its end; only logs are still on their way
     durable: dict[str, int] = {}  #: per stream, how much the server keeps for good
     fence_url: str = ""  #: where its fence alone can be read when the server is away

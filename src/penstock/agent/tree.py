@@ -253,17 +253,21 @@ class Tree:
             self.exit = await asyncio.to_thread(self._read_exit)
         return self.exit
 
-    def terminate(self) -> None:
-        """SIGTERM to the process group of the user's program, as a terminal or `timeout` would send it."""
+    def terminate(self) -> bool:
+        """SIGTERM to the process group of the user's program, as a terminal or `timeout` would send it.
+
+        Whether there was a program to hear it: while walls go up there is none yet, and none in one that is leaving.
+        """
+        if processes.started_at(self.handle.shim) != self.handle.shim_started:
+            return False
         alive = processes.descendants(self.handle.shim)
         stats = {pid: stat for pid in alive if (stat := processes.stat_of(pid)) is not None}
-        groups = {stats[pid][3] for pid in self._programs(stats)}
+        groups = {stats[pid][3] for pid in self._programs(stats) if processes.hears(stats[pid])}
         for pid, stat in stats.items():
-            if not groups:  # the walls are still going up: nobody is behind them who could hear, or save anything
-                _signal(pid, signal.SIGKILL)
-            elif stat[3] in groups and stat[0] not in _WRAPPERS:
+            if stat[3] in groups and stat[0] not in _WRAPPERS:
                 _signal(pid, signal.SIGTERM)
                 _signal(pid, signal.SIGCONT)
+        return bool(groups)
 
     def dump(self) -> list[int]:
         """SIGUSR1 to processes that handle it (faulthandler prints their stacks); the others would die of it."""
@@ -293,11 +297,13 @@ class Tree:
         if self._group is not None:
             self._group.remove()
 
-    def _programs(self, stats: dict[int, tuple[str, str, int, int, int]]) -> set[int]:
+    def _programs(self, stats: dict[int, processes.Stat]) -> set[int]:
         """The user's first processes: the main one, or what its wrapper runs."""
-        programs = {self.handle.main} & stats.keys()
+        shim, main = self.handle.shim, self.handle.main  # 0: whoever took it over did not learn who that is
+        programs = {main} & stats.keys() if main else {pid for pid, stat in stats.items() if stat[2] == shim}
         while wrappers := {pid for pid in programs if stats[pid][0] in _WRAPPERS}:
-            programs = (programs - wrappers) | {pid for pid, stat in stats.items() if stat[2] in wrappers}
+            below = {pid for pid, stat in stats.items() if stat[2] in wrappers}
+            programs = (programs - wrappers) | {pid for pid in below if stats[pid][0] in _WRAPPERS or _is_first(pid)}
         return programs
 
     def _read_exit(self) -> Ended:
@@ -364,6 +370,18 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return  # it was faster
+
+
+def _is_first(pid: int) -> bool:
+    """Not an orphan that the first process behind walls has taken over: the program's number there is 2."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                seen = line.split()[1:]
+                return len(seen) == 1 or seen[-1] == "2"
+    except OSError:
+        return False  # it was faster
+    return True
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 from penstock.agent.hiding import hide, hide_all
 from penstock.agent.link import BYTES_S, Link, Refused, Silent
 from penstock.domain import limits
+from penstock.domain.nouns import Exit
 from penstock.wire.agent import ResultReport
 from penstock.wire.api import ErrorView
 
@@ -93,6 +94,19 @@ def _report(left: Left, complain: Callable[[str], None]) -> ResultReport:
     except (OSError, ValueError, RecursionError):
         return ResultReport()  # none, or not JSON: then it is an artifact like any other
     return ResultReport(result=result)
+
+
+def error_of(exit: Exit) -> ErrorView | None:
+    """How a payload failed that did not say so itself."""
+    if exit.well:
+        return None
+    if exit.oom_killed:
+        return ErrorView(type="OutOfMemory", message="the kernel killed it because it used more memory than it may")
+    if exit.agent is not None:
+        return ErrorView(type=exit.agent, message=f"the agent ended it: {exit.agent}")
+    if exit.signal is not None:
+        return ErrorView(type="Signal", message=f"it was ended by signal {exit.signal}")
+    return ErrorView(type="ExitCode", message=f"it ended with exit code {exit.code}", traceback=exit.log_tail)
 
 
 def own_error(report: Path) -> str:

@@ -76,7 +76,7 @@ class Warm:
         self._leaving: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
         self._numbers = itertools.count()
-        self._kind = f"{host.place.slice}-{host.place.host}-w"  #: how its control groups are called
+        self._kind = f"{host.place.slice}-{host.place.host}-{host.mark}-w"  #: how its control groups are called
         self._groups: list[cgroups.Group] = []  #: used and empty; making one and removing it costs a tenth of a snippet
         self._real = devices.find().real
         self._hidden = sandbox.hidden_places(self._state)
@@ -161,10 +161,17 @@ class Warm:
 
     def _place(self, pid: int, walls: sandbox.Walls, name: str) -> cgroups.Group | None:
         """A process in a group of its own, before the word to go: so nothing it ever starts can be outside."""
-        group = self._groups.pop() if self._groups else cgroups.make(walls.groups, name)
-        if group is not None:
-            group.admit(pid)
-        return group
+        while self._groups:
+            group = self._groups.pop()
+            try:
+                group.admit(pid)
+            except FileNotFoundError:
+                continue  # somebody cleaned up while it stood empty
+            return group
+        made = cgroups.make(walls.groups, name)
+        if made is not None:
+            made.admit(pid)
+        return made
 
     def take_back(self, note: Path) -> bool:
         """Whether the group of a snippet that is over was kept for the next one; a few small reads, no waiting."""

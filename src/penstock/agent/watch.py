@@ -36,6 +36,7 @@ class Watch:
         self._clock = clock
         self.said: ProgressView | None = None
         self.open_units: int | None = None
+        self.holding: bool | None = None
         self._moved_at: float | None = None
         self._paces: deque[float] = deque(maxlen=STEPS_KEPT)
         self._dumped = False
@@ -103,6 +104,8 @@ class Watch:
         )
         units = said.get("open_units")
         self.open_units = units if isinstance(units, int) and units >= 0 else self.open_units
+        holding = said.get("holding")
+        self.holding = holding if isinstance(holding, bool) else self.holding
         return True
 
     def stalled_s(self) -> float | None:

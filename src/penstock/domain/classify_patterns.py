@@ -262,6 +262,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         ),
         advice="The host could not resolve a name: retry on another slice; if it repeats, check the name.",
     ),
+    # JAX asks the coordinator for notices, and says in these words that there is none to ask: nobody was preempted.
+    Pattern(
+        id="preemption_unasked",
+        cause=Cause.INFRA,
+        words=(("retrieve preemption notice",),),
+        advice=_FIND_FIRST,
+        weight=Weight.ECHO,
+    ),
     Pattern(
         id="preemption_in_log",
         cause=Cause.PREEMPTED,

@@ -32,6 +32,7 @@ class Held(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     exit: Exit | None = None
     outputs: tuple[str, ...] = ()  #: declared outputs found complete in this attempt's staging prefix
     open_units: int | None = None
+    holding: bool | None = None  #: whether it has a unit in hand, as the payload last said; None: it does not say
 
 
 class SyncRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -174,6 +174,7 @@ class Agent:
             exit=process.exit,
             outputs=process.gang.outputs if process.phase is Phase.EXITED else (),
             open_units=process.open_units,
+            holding=process.holding,
         )
 
     def _obey(self, reply: SyncReply) -> None:

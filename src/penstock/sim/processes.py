@@ -124,6 +124,7 @@ class Process:
         self.phase = Phase.LAUNCHED
         self.exit: Exit | None = None
         self.open_units = self.behaviour.open_units
+        self.holding: bool | None = None
         self.gang = around.gangs.setdefault(launch.attempt, Gang(launch.world_size))
         self._on_change = on_change
         self._timers: list[asyncio.TimerHandle] = []
@@ -139,10 +140,10 @@ class Process:
         """It occupies the chips."""
         return self.phase is Phase.RUNNING
 
-    def report_open(self, units: int) -> None:
-        """The payload says how much work is left."""
-        if units != self.open_units:
-            self.open_units = units
+    def report_open(self, units: int, holding: bool) -> None:
+        """The payload says how much work is left, and whether it has some of it in hand."""
+        if (units, holding) != (self.open_units, self.holding):
+            self.open_units, self.holding = units, holding
             self._on_change()
 
     # --- its own course ---

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from penstock.agent import cgroups, forks, processes, sandbox
 from penstock.agent.tree import StartError
+from penstock.agent.warm import Warm, _remove_empty
 from tests.process.snippets import Bench, standing_walls
 
 pytestmark = pytest.mark.slow
@@ -384,6 +388,43 @@ def test_groups_left_by_a_killed_agent_are_removed(tmp_path: Path) -> None:
 
     left = asyncio.run(story())
     assert not any(Path(folder).exists() for folder in left.folders.values())
+
+
+def test_copies_of_one_installation_clear_away_nothing_of_each_others(tmp_path: Path) -> None:
+    walls = standing_walls()
+    hosts = [Bench(tmp_path / name, walls).host for name in ("one", "two")]
+    hosts[1].place = hosts[0].place
+    first, second = (Warm(host, walls) for host in hosts)
+    kept = cgroups.make(walls.groups, f"{first._kind}1-1")
+    assert kept is not None
+    _remove_empty(walls, second._kind)
+    assert all(Path(folder).exists() for folder in kept.folders.values())
+    _remove_empty(walls, first._kind)
+    assert not any(Path(folder).exists() for folder in kept.folders.values())
+
+
+def test_a_group_kept_for_the_next_snippet_may_be_gone_by_then(tmp_path: Path) -> None:
+    walls = standing_walls()
+
+    async def story() -> None:
+        bench = Bench(tmp_path, walls)
+        kept = cgroups.make(walls.groups, f"{bench.warm._kind}1-1")
+        assert kept is not None
+        assert kept.remove()
+        bench.warm._groups.append(kept)
+        assert (await bench.run("result = 1")).report["result"] == 1
+        await bench.close()
+
+    asyncio.run(story())
+
+
+def test_an_end_that_no_disk_takes_ends_nobody_else(tmp_path: Path) -> None:
+    code = "import sys\nfrom penstock.agent.nursery import write_end\nsys.exit(write_end(sys.argv[1], 0, clean=True))"
+    with Path("/dev/full").open("wb") as full:  # the log lies on the same disk
+        for path, taken in ((tmp_path / "missing" / "exit.json", False), (tmp_path / "exit.json", True)):
+            done = subprocess.run([sys.executable, "-c", code, str(path)], stderr=full, check=False)
+            assert done.returncode == taken
+    assert json.loads((tmp_path / "exit.json").read_bytes())["code"] == 0
 
 
 def test_a_snippet_of_a_megabyte_is_taken(walled: Story) -> None:

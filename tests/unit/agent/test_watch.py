@@ -33,6 +33,7 @@ def test_what_it_says_is_taken_as_far_as_it_makes_sense(tmp_path: Path) -> None:
     payload = Payload(tmp_path)
     assert not payload.watch.look()
     assert payload.say(done=1, total=4, metrics={"loss": 0.5, "name": "x", "bad": 10**400, "flag": True}, open_units=7)
+    heard = [payload.watch.holding]
     said = payload.watch.said
     assert said is not None
     assert (said.done, said.total, said.metrics) == (1.0, 4.0, {"loss": 0.5})
@@ -41,8 +42,13 @@ def test_what_it_says_is_taken_as_far_as_it_makes_sense(tmp_path: Path) -> None:
     assert not payload.watch.look(), "nothing is new"
     for nonsense in ("x", None, True, float("nan"), [1]):
         assert not payload.say(done=nonsense)
-    assert payload.say(done=2, open_units=-1, metrics=[1])
+    assert payload.say(done=2, open_units=-1, metrics=[1], holding=True)
     assert payload.watch.open_units == 7
+    heard.append(payload.watch.holding)
+    for said_now in ("no", False):
+        assert payload.say(done=2, holding=said_now)
+        heard.append(payload.watch.holding)
+    assert heard == [None, True, True, False]
 
 
 def test_what_a_save_costs_is_a_number_or_nothing(tmp_path: Path) -> None:

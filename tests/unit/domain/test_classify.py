@@ -228,6 +228,14 @@ LINES = [
     ("An error was seen by a peer task", "coordination"),
     ("MegaScale transport timed out after 60s", "megascale_hang"),
     ("XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses", "grpc_error"),
+    (
+        "W1116 sync.cc:147] Failed to retrieve preemption notice from coordination service: UNAVAILABLE",
+        "preemption_unasked",
+    ),
+    (
+        "W1116 03:01:36 9 preemption_sync_manager.cc:290] Received preemption notice with death_time 3",
+        "preemption_in_log",
+    ),
     ("JaxRuntimeError: INTERNAL: Gloo all-reduce failed: pair.cc:547] Connection closed by peer", "gloo_peer"),
 ]
 
