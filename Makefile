@@ -78,6 +78,10 @@ test: setup walls browser sshd parity ## all tests, with a throwaway PostgreSQL
 test-long: setup walls browser sshd parity ## tests of real processes that take minutes: a gigabyte of logs, 200 jobs after each hostile one
 	tools/with_postgres $(BIN)/pytest -n 2 --dist worksteal -m long --ignore tests/sim $(ARGS)
 
+.PHONY: test-stalled
+test-stalled: setup walls browser sshd parity ## the tests while servers and agents stand still at random moments: who relies on being fast?
+	PYTHONPATH=$(CURDIR)/tools/stalls tools/with_postgres $(BIN)/pytest -n 4 --dist worksteal -m "not long" $(ARGS)
+
 .PHONY: check
 check: setup ## lint, format, types, the import table, and the rules about the tree itself
 	$(BIN)/ruff check .

@@ -68,8 +68,7 @@ class Machine:
         return [
             found
             for found in processes.with_arguments("-m", "penstock.wiring")
-            if f"PENSTOCK_HOME={self.home.path}".encode()
-            in Path(f"/proc/{found.pid}/environ").read_bytes().split(b"\0")
+            if f"PENSTOCK_HOME={self.home.path}".encode() in environ(found.pid)
         ]
 
     def kill_server(self) -> ServerFile:
@@ -83,6 +82,13 @@ class Machine:
         stop_server(self.environment, force=True, slices=True)
         for left in self.servers():
             processes.kill(left, 10)
+
+
+def environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it ended meanwhile, or is another user's
 
 
 def until(what: Callable[[], object], within_s: float = WITHIN_S) -> None:

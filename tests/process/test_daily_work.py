@@ -195,6 +195,7 @@ sys.exit(run(["serve"]))
 """
 
 
+@pytest.mark.long
 def test_the_policy_is_obeyed_by_itself_and_no_live_job_suffers(shop: Shop) -> None:
     shop.open()
     (shop.desk / "kept.py").write_text(

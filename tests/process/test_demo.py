@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.capacity import processes
+from tests.process.machine import environ
 from tests.tidy.tracked import ROOT
 
 DEMO = ROOT / "tools" / "demo.py"
@@ -34,13 +35,6 @@ def left(tmp: Path) -> list[str]:
         if any(word.startswith(f"PENSTOCK_HOME={tmp}/penstock-demo-".encode()) for word in environ(found.pid))
     ]
     return [*(path.name for path in tmp.iterdir()), *running]
-
-
-def environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []  # it ended meanwhile, or is another user's
 
 
 @pytest.mark.long

@@ -145,6 +145,7 @@ class Typist:
         return done.stdout.decode()
 
 
+@pytest.mark.long
 def test_what_the_page_says_can_be_typed(shop: Shop) -> None:
     (shop.desk / "train.py").write_text("import sys\nprint('trained', *sys.argv[1:])\n")
     typist = Typist(shop)

@@ -127,7 +127,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_without_a_python_becomes_ours_and_jax_sees_its_devices(tmp_path: Path) -> None:
     with scene_at(tmp_path, '"jax"') as scene:
         scene.pool("eight", "us-*")

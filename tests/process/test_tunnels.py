@@ -139,6 +139,7 @@ def test_what_cannot_be_made_is_told_in_one_line(tmp_path: Path, sshd: RealSshd)
     led.play(forbidden)
 
 
+@pytest.mark.long
 def test_a_peer_that_vanished_silently_does_not_keep_the_port(tmp_path: Path, sshd: RealSshd) -> None:
     """Neither end is told: ssh gives up by itself, and the host must let go of the port for the next one to have it."""
     sshd.start()

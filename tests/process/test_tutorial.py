@@ -106,6 +106,6 @@ def type_in(steps: list[Step], home: Path, within_s: float) -> None:
     assert code == 0, f"the last commands failed (None: not in time): {code}\n{text}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_does_what_it_says(home: Path) -> None:
     type_in(read_steps(PAGE.read_text()), home, WITHIN_S)

@@ -280,7 +280,8 @@ def test_a_team_sees_nothing_of_another(house: House, red: Team, blue: Team) -> 
 
 def test_the_same_walk_by_one_who_may_see_all_shows_the_marks(house: House, red: Team, blue: Team) -> None:
     """An operator taken for one of blue's: the alarm rings, so the walk above would have heard it."""
-    assert red.ids, "it has been furnished by the test above"
+    if not red.ids:  # the test above ran in another process, which has a house of its own
+        house.furnish(red)
     evidence = Evidence(house.home.path / "penstock.db")
     evidence.world("granted", "operator", teams=["blue"])
     for mark in red.marks:

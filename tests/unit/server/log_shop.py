@@ -92,6 +92,6 @@ def play(story: Callable[[Shop], Any], shop: Callable[[], Shop] = Shop) -> None:
 
 
 async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while not look():  # noqa: ASYNC110 (what is waited for cannot tell us)
             await asyncio.sleep(0.005)

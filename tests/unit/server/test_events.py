@@ -14,16 +14,11 @@ from penstock.ports.store import Unavailable
 from penstock.server import feed
 from penstock.server.feed import Feed
 from tests.unit.server.house import House, Listener
+from tests.unit.server.log_shop import until
 
 
 def a_spec(team: str = "lab", **changes: Any) -> JobSpec:
     return JobSpec(team=team, queue=team, resources=Resources(accelerators=("v5e-1",), chips=0), **changes)
-
-
-async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not look():  # noqa: ASYNC110 - what is looked at belongs to others and tells nobody
-            await asyncio.sleep(0.005)
 
 
 def listening(house: House, count: int = 1) -> Callable[[], bool]:
