@@ -6,6 +6,8 @@ needed, so that an installation on a directory does not load obstore. It must no
 
 from __future__ import annotations
 
+import enum
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,22 +24,51 @@ if TYPE_CHECKING:
 _BUCKETS: Final = ("gs", "s3")
 
 
+class Use(enum.Enum):
+    """What a directory is wanted for."""
+
+    MAKE = "make"  #: to write to; it is made where it is missing
+    WRITE = "write"  #: to write to; it has to be there
+    READ = "read"  #: nothing is written: it may be another user's, or on a disk that is read only
+
+
 def open_address(
-    field: str, address: str, environment: Mapping[str, str]
+    field: str, address: str, environment: Mapping[str, str], *, use: Use = Use.MAKE, synced: bool = True
 ) -> tuple[DirectoryObjects | BucketObjects, str]:
-    """The objects at an address, and the address as any process of any machine that reaches it understands it."""
+    """The objects at an address, and the address as any process of any machine that reaches it understands it.
+
+    `synced` is for a directory: whether what was written is on the disk when the writer is told so.
+    """
     parts = urlsplit(address)
-    if parts.scheme in _BUCKETS:
+    scheme = parts.scheme
+    if scheme and not address.startswith(scheme):
+        raise BadInput(field, address, "does not begin with its scheme in small letters", f"write {scheme}://…")
+    if scheme in _BUCKETS:
         return _open_bucket(field, address, environment)
-    if parts.scheme not in ("", "file"):
-        rule = f"is a {parts.scheme}:// address, and objects are kept in a directory, in gs:// or in s3://"
+    if scheme not in ("", "file"):
+        rule = f"is a {scheme}:// address, and objects are kept in a directory, in gs:// or in s3://"
         raise BadInput(field, address, rule, "give a directory, gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
-    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+    if scheme == "file" and parts.netloc not in ("", "localhost"):
         raise BadInput(field, address, "names another machine", "write file:///path")
-    path = Path(unquote(parts.path) if parts.scheme == "file" else address).expanduser()
+    path = Path(unquote(parts.path) if scheme == "file" else address).expanduser()
     if not path.is_absolute():
         path = path.resolve()
-    return DirectoryObjects(path), path.as_uri()
+    if use is not Use.MAKE:
+        _check_there(field, address, path)
+    return DirectoryObjects(path, synced=synced, to_read=use is Use.READ), path.as_uri()
+
+
+def _check_there(field: str, address: str, path: Path) -> None:
+    try:
+        there = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
+    except OSError as error:  # a folder above that is closed to us, a name that is too long
+        raise BadInput(
+            field, address, f"cannot be opened: {error.strerror}", "give another, or have it opened"
+        ) from error
+    if not there:
+        raise BadInput(field, address, "is no directory", "give one that is there, gs://… or s3://…")
 
 
 def _open_bucket(field: str, address: str, environment: Mapping[str, str]) -> tuple[BucketObjects, str]:

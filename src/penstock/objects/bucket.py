@@ -12,11 +12,15 @@ made by one PUT, whole or not at all; it must not use uploads in parts.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import hashlib
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -26,7 +30,7 @@ from obstore.store import GCSStore, S3Store
 from typing_extensions import override
 
 from penstock.objects.names import parts_of
-from penstock.ports.objects import AlreadyThere, Damaged, Kept, ObjectsError, Stored
+from penstock.ports.objects import AlreadyThere, Damaged, Forbidden, Kept, ObjectsError, Stored
 
 if TYPE_CHECKING:
     from obstore import Attributes, PutMode
@@ -54,10 +58,11 @@ _MD5: Final = re.compile("[0-9a-f]{32}")
 _LONG_BYTES: Final = 1 << 20  #: hashing more than this would hold up the event loop
 _CONNECT_S: Final = 5
 _WHOLE_S: Final = 120  #: one request, with the largest artifact on a slow line
+_HANDOVER_S: Final = (0.001, 10.0)  #: how often a process that ends looks for answers on their way, and how long
 
 
-class NoBucket(ObjectsError):
-    """There is no such bucket, or it is not for us: waiting will not help."""
+class NoBucket(Forbidden):
+    """There is no such bucket, or it is not for us."""
 
 
 class BucketObjects:
@@ -312,6 +317,32 @@ def _client(*, http: bool) -> ClientConfig:
         "connect_timeout": timedelta(seconds=_CONNECT_S),
         "timeout": timedelta(seconds=_WHOLE_S),
     }
+
+
+def _handing_over() -> bool:
+    """Whether a thread of the library is inside of the interpreter, leaving an answer with an event loop."""
+    # A thread of Python's own begins elsewhere. There is no other way to see the library's.
+    return any(_outermost(frame).co_name == "call_soon_threadsafe" for frame in sys._current_frames().values())  # noqa: SLF001
+
+
+def _outermost(frame: FrameType) -> CodeType:
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
+
+
+@atexit.register
+def _let_answers_arrive() -> None:
+    """Hold up the interpreter's end while threads of the library are inside of it.
+
+    Such a thread wakes the loop by a write to a socket, and wants the interpreter back after it. The loop may have run
+    to its end by then, and its process with it. An interpreter that ends makes who wants it back leave by
+    `pthread_exit`, which cannot go through the library's frames: the process would abort after all was done and said.
+    """
+    pause, patience = _HANDOVER_S
+    until = time.monotonic() + patience
+    while _handing_over() and time.monotonic() < until:
+        time.sleep(pause)
 
 
 async def _sha256(data: bytes) -> str:

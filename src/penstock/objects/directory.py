@@ -2,9 +2,9 @@
 
 The embedded server keeps everything under its root here; agents on the same machine may read it too. Objects are plain
 files, so people can look at them. A write goes to a hidden file, is synced, gets its name by link or rename, and the
-directory is synced before anybody is told. A generation is the file's time of change, made to rise with every write of
-a name. Payloads may write below the root, so no symbolic link is ever followed and no path can leave it. It must not
-block the event loop: file work runs in threads.
+directory is synced before anybody is told; a root on a scratch disk can be opened without syncs. A generation is the
+file's time of change, made to rise with every write of a name. Payloads may write below the root, so no symbolic link
+is ever followed and no path can leave it. It must not block the event loop: file work runs in threads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from errno import EACCES, ELOOP, ENOENT, ENOTDIR
+from errno import EACCES, EDQUOT, ELOOP, ENOENT, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -27,7 +28,7 @@ from typing_extensions import Buffer
 from penstock.domain.admission import BadInput
 from penstock.objects.drafts import write_parts
 from penstock.objects.names import parts_of
-from penstock.ports.objects import AlreadyThere, Damaged, Kept, ObjectsError, Stored
+from penstock.ports.objects import AlreadyThere, Damaged, Forbidden, Kept, ObjectsError, Stored
 
 #: Our own corner of the root: files being written, and locks. No object may be named under it.
 RESERVED: Final = ".penstock"
@@ -43,6 +44,8 @@ _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLO
 _OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 #: To a reader, a file where a folder should be, and a link in either place, mean that there is no such object.
 _NOT_HERE: Final = frozenset({ENOENT, ENOTDIR, ELOOP})
+_FULL: Final = frozenset({ENOSPC, EDQUOT})
+_DENIED: Final = frozenset({EACCES, EPERM, EROFS})
 
 #: Told of each file that was looked for, while its directory is open; and without an entry of each folder that a
 #: payload closed, with a slash at its end.
@@ -52,13 +55,21 @@ Note = Callable[[str, os.DirEntry[str] | None], None]
 class DirectoryObjects:
     """Implements `ports.objects.Ranged`; any number of processes may share one root."""
 
-    def __init__(self, root: Path) -> None:
-        """Make the root if it is not there, readable by its owner only."""
+    def __init__(self, root: Path, *, synced: bool = True, to_read: bool = False) -> None:
+        """Make the root if it is not there, readable by its owner only; not if it is opened `to_read` alone.
+
+        Unless `synced`, a power cut can take what was written last, names and bytes, or bytes alone.
+        """
         self.root = root
+        self.synced = synced
+        self._tmp = root / RESERVED / "tmp"
+        if to_read:
+            with _refusing(str(root)):
+                os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY))
+            return
         try:
             for folder in (root, root / RESERVED, root / RESERVED / "tmp", root / RESERVED / "locks"):
                 folder.mkdir(mode=0o700, parents=folder == root, exist_ok=True)
-            self._tmp = root / RESERVED / "tmp"
             self._forget_abandoned()
         except OSError as error:
             raise ObjectsError(f"{root}: {error.strerror}; the root must be a directory that can be written") from error
@@ -90,17 +101,22 @@ class DirectoryObjects:
     async def remove(self, folder: str) -> None:
         await asyncio.to_thread(self._remove, folder)
 
-    def draft(self, *, synced: bool) -> DirectoryDraft:
+    def draft(self) -> DirectoryDraft:
         hidden = self._tmp / secrets.token_hex(16)
-        with _refusing("a draft"):
+        with _refusing("an object to be written", self.root):
             file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: it may be written to seldom, and is not abandoned
-        return DirectoryDraft(self, hidden, file, synced=synced)
+        return DirectoryDraft(self, hidden, file)
 
     # --- on threads ---
+    def _sync(self, file: int) -> None:
+        # None at all: a file system with a journal lets the sync of one small file wait for the bytes of all others.
+        if self.synced:
+            os.fsync(file)
+
     def _write(self, path: str, data: bytes, *, new: bool) -> int:
         *folders, name = _parts(path)
-        with _refusing(path), self._turn(path) as turn:
+        with _refusing(path, self.root), self._turn(path) as turn:
             hidden = self._tmp / secrets.token_hex(16)
             try:
                 file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -109,32 +125,37 @@ class DirectoryObjects:
                     writer.flush()
                     generation = self._next_generation(turn, os.fstat(file).st_mtime_ns, folders, name)
                     os.utime(file, ns=(generation, generation))
-                    os.fsync(file)
+                    self._sync(file)
                 self._give_name(hidden, folders, name, path, new=new)
             finally:
                 hidden.unlink(missing_ok=True)
             os.pwrite(turn, generation.to_bytes(8), 0)
         return generation
 
-    def name_draft(self, hidden: Path, file: int, path: str, *, synced: bool) -> int:
+    def name_draft(self, hidden: Path, file: int, path: str) -> int:
         """Give a hidden file a name that is free. On a thread."""
         *folders, name = _parts(path)
-        with _refusing(path):
-            if synced:
-                _sync_draft(file, path)  # before our turn: this is what takes long
+        with _refusing(path, self.root):
+            self._sync_draft(file, path)  # before our turn: this is what takes long
             with self._turn(path) as turn:
                 with self._folder(folders) as folder:
                     # Looked at first: if it is this very file, whose answer was lost, its generation must not change.
                     if folder is not None and _is_there(name, folder):
-                        os.fsync(folder)
+                        self._sync(folder)
                         raise AlreadyThere(path)
                 generation = self._next_generation(turn, os.fstat(file).st_mtime_ns, folders, name)
                 os.utime(file, ns=(generation, generation))
-                if synced:
-                    _sync_draft(file, path)
+                self._sync_draft(file, path)
                 self._give_name(hidden, folders, name, path, new=True)
                 os.pwrite(turn, generation.to_bytes(8), 0)
         return generation
+
+    def _sync_draft(self, file: int, path: str) -> None:
+        """A sync that failed must not be tried again: the system has forgotten by then what it could not write."""
+        try:
+            self._sync(file)
+        except OSError as error:
+            raise Damaged(f"{path}: its bytes may not be on the disk: {error.strerror}") from error
 
     def _give_name(self, hidden: Path, folders: Sequence[str], name: str, path: str, *, new: bool) -> None:
         for tries_left in reversed(range(TRIES)):
@@ -155,9 +176,9 @@ class DirectoryObjects:
                 os.replace(hidden, name, dst_dir_fd=folder)
         except FileExistsError:
             # Whoever reads it back to see who won must not see what a power cut could still undo.
-            os.fsync(folder)
+            self._sync(folder)
             raise AlreadyThere(path) from None
-        os.fsync(folder)
+        self._sync(folder)
 
     def _next_generation(self, turn: int, now_ns: int, folders: Sequence[str], name: str) -> int:
         """Above every earlier one of this name, deleted ones included; about the time in nanoseconds."""
@@ -272,7 +293,7 @@ class DirectoryObjects:
                     os.unlink(name, dir_fd=folder)
                 except FileNotFoundError:
                     return
-                os.fsync(folder)
+                self._sync(folder)
             self._prune(folders)
 
     def _remove(self, path: str) -> None:
@@ -284,7 +305,7 @@ class DirectoryObjects:
                     return
                 _take_rights(name, folder)
                 shutil.rmtree(name, dir_fd=folder)
-                os.fsync(folder)
+                self._sync(folder)
             self._prune(folders)
 
     def _prune(self, folders: Sequence[str]) -> None:
@@ -316,7 +337,7 @@ class DirectoryObjects:
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
-                inner = _enter(folder, part, make=make)
+                inner = self._enter(folder, part, make=make)
                 if inner is None:
                     yield None
                     return
@@ -325,6 +346,20 @@ class DirectoryObjects:
             yield folder
         finally:
             os.close(folder)
+
+    def _enter(self, folder: int, part: str, *, make: bool) -> int | None:
+        """Open a directory inside an open one; None when there is none. With `make` it is made if absent."""
+        try:
+            return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
+        except OSError as error:
+            if not make and error.errno in _NOT_HERE:
+                return None
+            if not isinstance(error, FileNotFoundError):
+                raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o700, dir_fd=folder)
+            self._sync(folder)
+        return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
 
     def _forget_abandoned(self) -> None:
         """Remove what writers left that died half-way."""
@@ -341,12 +376,13 @@ class DirectoryObjects:
 class DirectoryDraft:
     """Implements `ports.objects.Draft` as a hidden file; if its writer dies, it is abandoned as any other."""
 
-    def __init__(self, objects: DirectoryObjects, hidden: Path, file: int, *, synced: bool) -> None:
+    def __init__(self, objects: DirectoryObjects, hidden: Path, file: int) -> None:
         self._objects = objects
         self._hidden = hidden
         self._file = file
-        self._synced = synced
         self._damaged: Damaged | None = None
+        # The system lets one thread at a time write to a file, and has the others spin: they can do better meanwhile.
+        self._turn = threading.Lock()
 
     def __del__(self) -> None:
         # Not before the last thread has let go of it: the number would mean another file.
@@ -354,9 +390,9 @@ class DirectoryDraft:
         self._hidden.unlink(missing_ok=True)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> None:
-        with _refusing("a draft"):
+        with _refusing("an object's bytes", self._objects.root), self._turn:
             size = write_parts(self._file, at, parts)
-            if self._synced:
+            if self._objects.synced:
                 # Has the disk begin now, so that the sync at the end has little left to wait for.
                 os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
 
@@ -368,25 +404,10 @@ class DirectoryDraft:
         if self._damaged is not None:
             raise self._damaged
         try:
-            return self._objects.name_draft(self._hidden, self._file, path, synced=self._synced)
+            return self._objects.name_draft(self._hidden, self._file, path)
         except Damaged as error:
             self._damaged = error
             raise
-
-
-def _enter(folder: int, part: str, *, make: bool) -> int | None:
-    """Open a directory inside an open one; None when there is none. With `make` it is made, and synced, if absent."""
-    try:
-        return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
-    except OSError as error:
-        if not make and error.errno in _NOT_HERE:
-            return None
-        if not isinstance(error, FileNotFoundError):
-            raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(part, 0o700, dir_fd=folder)
-        os.fsync(folder)
-    return os.open(part, _OPEN_DIRECTORY, dir_fd=folder)
 
 
 def _is_held(hidden: Path) -> bool:
@@ -402,14 +423,6 @@ def _is_held(hidden: Path) -> bool:
     finally:
         os.close(file)
     return False
-
-
-def _sync_draft(file: int, path: str) -> None:
-    """A sync that failed must not be tried again: the system has forgotten by then what it could not write."""
-    try:
-        os.fsync(file)
-    except OSError as error:
-        raise Damaged(f"{path}: its bytes may not be on the disk: {error.strerror}") from error
 
 
 def _is_there(name: str, folder: int) -> bool:
@@ -453,9 +466,17 @@ def _parts(path: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """What the operating system refuses, in the port's words: a full disk, a lost right, a link in the way."""
+def _refusing(path: str, root: Path | None = None) -> Iterator[None]:
+    """What the operating system refuses, in the port's words: a full disk, a lost right, a link in the way.
+
+    `root` is for what is written there: of a full disk is told how much is left of it, and what helps.
+    """
     try:
         yield
     except OSError as error:
-        raise ObjectsError(f"{path}: {error.strerror}") from error
+        said = f"{path}: {error.strerror}"
+        if root is not None and error.errno in _FULL:
+            with contextlib.suppress(OSError):  # the disk itself may be gone
+                said += f"; {root} has {shutil.disk_usage(root).free} bytes left: make room there and start again,"
+                said += " nothing that was stored is lost"
+        raise (Forbidden if error.errno in _DENIED else ObjectsError)(said) from error

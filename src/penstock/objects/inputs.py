@@ -3,8 +3,9 @@ only.
 
 Extraction finds them by address or glob, and reads them through `open_input`, which is an ordinary seekable binary file
 wherever the bytes lie. In a bucket it asks for a range at a time and names the version it began with, so that a file
-that is replaced meanwhile is an error and not a mixture; a file of the Hub (`hf://`) is a file of this machine once it
-is fetched. Names are taken as they are: these are not our objects, and
+that is replaced meanwhile is an error and not a mixture. Of a file of this machine only the size is compared here:
+whoever reads it compares what was read with a hash (`extract.pieces`, `objects.hashing`). A file of the Hub (`hf://`)
+is a file of this machine once it is fetched. Names are taken as they are: these are not our objects, and
 `ports.objects` and its rules about names do not apply. Nothing here writes.
 """
 
@@ -28,6 +29,7 @@ from penstock.ports.objects import ObjectsError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+    from obstore import GetOptions
     from obstore.store import GCSStore, S3Store
 
 #: Asked of a bucket at once: at 50 ms an answer, enough for the speed of one stream.
@@ -83,13 +85,22 @@ def open_input(file: Input, environment: Mapping[str, str] = os.environ) -> Bina
     if scheme == hub.SCHEME:
         return hub.fetch(rest, file.size, file.tag, environment).open("rb", buffering=1 << 20)
     if scheme:
-        bucket, _, path = rest.partition("/")
-        ranged = _Ranged(store_of(scheme, bucket, environment), path, file)
-        return cast("BinaryIO", io.BufferedReader(ranged, RANGE_BYTES))
+        return _open_in_bucket(file, environment, RANGE_BYTES)
     size = Path(rest).stat().st_size
     if size != file.size:
         raise Changed(f"{file.address}: has {size} bytes, and had {file.size} when it was listed; it was changed")
     return Path(rest).open("rb", buffering=1 << 20)
+
+
+def read_beginning(file: Input, count: int, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The first bytes of a file, of which nothing more is needed: it is not fetched for them."""
+    scheme, rest = _split(file.address)
+    if scheme == hub.SCHEME:
+        return hub.beginning(rest, file.size, count, environment)
+    # A buffer is always filled: one of the usual size would ask a bucket for much more than is wanted.
+    buffer = min(count, RANGE_BYTES)
+    with _open_in_bucket(file, environment, buffer) if scheme else open_input(file, environment) as opened:
+        return opened.read(count)
 
 
 def read_input(address: str, environment: Mapping[str, str] = os.environ, *, at_most: int) -> bytes | None:
@@ -144,6 +155,13 @@ def _made_store(scheme: str, bucket: str, named: tuple[tuple[str, str], ...]) ->
     from penstock.objects.bucket import gcs_store, s3_store
 
     return gcs_store(bucket, dict(named)) if scheme == "gs" else s3_store(bucket, dict(named))
+
+
+def _open_in_bucket(file: Input, environment: Mapping[str, str], buffer: int) -> BinaryIO:
+    scheme, rest = _split(file.address)
+    bucket, _, path = rest.partition("/")
+    ranged = _Ranged(store_of(scheme, bucket, environment), path, file)
+    return cast("BinaryIO", io.BufferedReader(ranged, buffer))
 
 
 def _find_in_bucket(scheme: str, rest: str, environment: Mapping[str, str]) -> tuple[Input, ...]:
@@ -225,10 +243,11 @@ class _Ranged(io.RawIOBase):
         end = min(self._at + len(view), self._file.size)
         if end <= self._at:
             return 0
+        options: GetOptions = {"range": (self._at, end)}
+        if self._file.tag:  # not every store has one
+            options["if_match"] = self._file.tag
         try:
-            got = obstore.get(
-                self._store, self._path, options={"range": (self._at, end), "if_match": self._file.tag or None}
-            ).bytes()
+            got = obstore.get(self._store, self._path, options=options).bytes()
         except (PreconditionError, FileNotFoundError) as error:
             raise Changed(f"{self._file.address}: is no longer the file that was listed; it was changed") from error
         except (BaseError, ValueError) as error:

@@ -28,6 +28,10 @@ class Damaged(ObjectsError):
     """The object is there and its bytes are not those that were written: asking again gives the same."""
 
 
+class Forbidden(ObjectsError):
+    """The store is not for us, or not for what we want of it: waiting will not help."""
+
+
 class AlreadyThere(Exception):
     """`put_new` found the name taken, perhaps by an earlier try of the same caller."""
 
@@ -95,5 +99,5 @@ class Draft(Protocol):
 class Drafting(Protocol):
     """Objects that can be written before they have a name; others get large ones from memory, all at once."""
 
-    def draft(self, *, synced: bool) -> Draft:
-        """Unless `synced`, a power cut can take an object that has got its name."""
+    def draft(self) -> Draft:
+        """An empty one."""

@@ -16,8 +16,8 @@ from tests.contract.objects.conftest import Open
 DATA = bytes(range(256)) * 3000
 
 
-def draft_of(bucket: Ranged, *, synced: bool = True) -> Draft:
-    return bucket.draft(synced=synced) if isinstance(bucket, Drafting) else MemoryDraft(bucket)
+def draft_of(bucket: Ranged) -> Draft:
+    return bucket.draft() if isinstance(bucket, Drafting) else MemoryDraft(bucket)
 
 
 def test_a_draft_is_seen_whole_when_it_has_its_name(client_of: Open) -> None:
@@ -42,7 +42,7 @@ def test_a_draft_is_seen_whole_when_it_has_its_name(client_of: Open) -> None:
         assert again is not None
         assert again.generation == generation
         await bucket.delete("a/data")
-        later = draft_of(bucket, synced=False)
+        later = draft_of(bucket)
         later.write(0, [b"later"])
         assert await later.name("a/data") > generation
 
@@ -50,7 +50,7 @@ def test_a_draft_is_seen_whole_when_it_has_its_name(client_of: Open) -> None:
 
 
 def test_a_directory_forgets_a_draft_that_got_no_name(tmp_path: Path) -> None:
-    draft = DirectoryObjects(tmp_path).draft(synced=True)
+    draft = DirectoryObjects(tmp_path).draft()
     draft.write(0, [b"x" * 100_000])
     assert asyncio.run(DirectoryObjects(tmp_path).list("")) == ()
     del draft

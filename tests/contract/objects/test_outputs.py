@@ -67,18 +67,18 @@ def test_a_split_is_written_there_and_read_from_there(place: Place, tmp_path: Pa
     source = source_of(tmp_path, 20)
     done = split(source, place.address, streams=3, environment=place.environment)
     streams = [f"stream_{number:03d}.jsonl" for number in range(3)]
-    assert place.names() == ["refused.jsonl", *streams, "streams.json"]
+    assert place.names() == [*streams, "streams.json", "streams.refused"]
     rows = [[json.loads(line)["n"] for line in place.read(name).splitlines()] for name in streams]
     assert rows == [list(range(20))[start::3] for start in range(3)]
     assert [stream.sha256 for stream in done.streams] == [
         hashlib.sha256(place.read(name)).hexdigest() for name in streams
     ]
-    again = Source.open(SourceSpec(data=(f"{place.address}/stream_*.jsonl",)), place.environment, whole_rows=True)
-    assert again.rows == 20
+    for data in (f"{place.address}/stream_*.jsonl", f"{place.address}/"):
+        assert Source.open(SourceSpec(data=(data,)), place.environment, whole_rows=True).rows == 20
     with pytest.raises(BadInput, match="holds 3 streams already"):
         split(source, place.address, streams=2, environment=place.environment)
     split(source, place.address, streams=2, environment=place.environment, replace=True)
-    assert place.names() == ["refused.jsonl", *streams[:2], "streams.json"]
+    assert place.names() == [*streams[:2], "streams.json", "streams.refused"]
 
 
 def test_prompts_are_written_there(place: Place, tmp_path: Path) -> None:

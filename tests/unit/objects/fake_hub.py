@@ -115,21 +115,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, data, {"ETag": f'"{_git(data)}"', "X-Repo-Commit": commit})
 
     def _send_content(self, data: bytes) -> None:
-        start = 0
+        start, whole = 0, len(data)
         asked = self.headers.get("Range", "")
         if asked and not self.hub.ignores_ranges:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, data = int(first), data[: int(last) + 1] if last else data
         if start and start >= len(data):
             self._send(416, b"")
             return
-        whole = len(data)
         if self.hub.damaged:
             self.hub.damaged -= 1
             data = bytes([data[0] ^ 1]) + data[1:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{whole - 1}/{whole}")
-        self.send_header("Content-Length", str(whole - start))
+        part = start or len(data) < whole
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
+        self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if self.hub.cuts:
             self.wfile.write(data[start : start + self.hub.cuts.pop(0)])

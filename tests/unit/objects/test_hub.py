@@ -11,7 +11,15 @@ import pytest
 
 from penstock.domain.admission import BadInput
 from penstock.objects import hub
-from penstock.objects.inputs import Input, find_inputs, is_folder, normal_address, open_input, read_input
+from penstock.objects.inputs import (
+    Input,
+    find_inputs,
+    is_folder,
+    normal_address,
+    open_input,
+    read_beginning,
+    read_input,
+)
 from penstock.ports.objects import Damaged, ObjectsError
 from tests.unit.objects.fake_hub import FakeHub, serving
 
@@ -130,6 +138,18 @@ def test_another_process_goes_on_with_what_one_left(
 def test_who_does_not_know_ranges_sends_it_all_again(fake: FakeHub, env: dict[str, str]) -> None:
     fake.ignores_ranges, fake.cuts = True, [4000]
     assert weights(env) == WEIGHTS
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_the_beginning_of_a_file_is_had_without_the_rest(ignores: bool, fake: FakeHub, env: dict[str, str]) -> None:
+    fake.ignores_ranges = ignores
+    (file,) = find_inputs(f"{hub.pin('model', MODEL, env)}/model.safetensors", env)
+    assert read_beginning(file, 100, env) == WEIGHTS[:100]
+    assert [each.headers.get("range") for each in fake.of("store")] == ["bytes=0-99"]
+    assert weights(env) == WEIGHTS
+    count = len(fake.of("store"))
+    assert read_beginning(file, len(WEIGHTS) + 5, env) == WEIGHTS
+    assert len(fake.of("store")) == count, "it lies here by now"
 
 
 def test_a_busy_hub_is_asked_again(fake: FakeHub, env: dict[str, str]) -> None:
