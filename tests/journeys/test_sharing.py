@@ -54,6 +54,8 @@ async def test_replicas_come_with_open_work_and_go_with_it(stage: Stage) -> None
     units = complete[0].body["units"]
     assert isinstance(units, list)
     assert sorted(unit[1] for unit in units) == list(range(0, 100, 10))
+    claims = stage.records("shard.claimed")
+    assert len(claims) == len({each.subject for each in claims}) == 10, "nobody was stopped with a unit in hand"
     assert {each.replica for each in stage.attempts(job)} == {0, 1, 2, 3}
     assert all(each.cause in (Cause.SUCCEEDED, Cause.CANCELLED) for each in stage.attempts(job))
     assert stage.job(job).chain(0).losses == 0, "a replica that was not needed any more is nobody's loss"

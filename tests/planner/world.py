@@ -156,6 +156,7 @@ class Build:
                     borrowed=row.get("borrowed", False),
                     stop=StopOrder(row["stopping"], NOW) if "stopping" in row else None,
                     usd_per_chip_hour=row.get("price"),
+                    holding=tuple(row.get("holding", ())),
                 )
             )
         for id in sorted({row["job"] for row in rows}):

@@ -66,4 +66,6 @@ def _known(snapshot: Snapshot, slice: Slice, host: int, held: Held) -> bool:
         job = snapshot.jobs.get(attempt.job)
         if job is None or job.open_units is None or held.open_units < job.open_units:
             return False
+    if held.holding is not None and held.holding != (rank in attempt.holding):
+        return False
     return rank in attempt.launched

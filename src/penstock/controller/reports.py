@@ -99,6 +99,7 @@ def _merge(tx: Transaction, slice: Slice, request: SyncRequest, held: Held) -> N
     attempt = _merge_launch(tx, attempt, host, request.incarnation)
     if held.phase is Phase.RUNNING or (held.exit is not None and held.exit.well):
         attempt = _merge_start(tx, attempt, host)
+    attempt = _merge_holding(tx, attempt, host, held)
     _merge_progress(tx, attempt, held)
     if held.exit is not None and all(exit.host != host for exit in attempt.exits):
         _merge_exit(tx, attempt, msgspec.structs.replace(held.exit, host=host), held.outputs)
@@ -146,6 +147,18 @@ def _merge_start(tx: Transaction, attempt: Attempt, host: int) -> Attempt:
         running = msgspec.structs.replace(job, state=JobState.RUNNING, updated_at=tx.at)
         save_job(tx, job, running, "job.started", {"replica": attempt.replica})
     return attempt
+
+
+def _merge_holding(tx: Transaction, attempt: Attempt, host: int, held: Held) -> Attempt:
+    """Which hosts have a unit in hand: what is stopped for want of work should be another replica."""
+    if held.holding is None or held.holding == (host in attempt.holding):
+        return attempt
+    holding = {*attempt.holding, host} if held.holding else {*attempt.holding} - {host}
+    return tx.save(
+        msgspec.structs.replace(attempt, holding=tuple(sorted(holding))),
+        "attempt.progressed",
+        body={"host": host, "holding": held.holding},
+    )
 
 
 def _merge_progress(tx: Transaction, attempt: Attempt, held: Held) -> None:

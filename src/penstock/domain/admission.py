@@ -10,6 +10,7 @@ import hashlib
 import math
 
 import msgspec
+from typing_extensions import override
 
 from penstock.domain import catalogue, limits
 from penstock.domain.budgets import LIMIT_MAX
@@ -28,6 +29,17 @@ class BadInput(ValueError):
             shown = shown[:57] + "…"
         super().__init__(f"{field}: {shown} {rule}" + (f"; {fix}" if fix else ""))
         self.field = field
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        # By its line: the value may be of any kind, and what another process raises comes back whole.
+        return _bad_input, (type(self), str(self), self.field)
+
+
+def _bad_input(kind: type[BadInput], line: str, field: str) -> BadInput:
+    found = kind.__new__(kind, line)
+    found.field = field
+    return found
 
 
 def body_hash(spec: JobSpec) -> str:

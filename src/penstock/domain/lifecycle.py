@@ -105,7 +105,7 @@ ATTEMPT_TABLE: Table = {
     **_to((AttemptState.ASSIGNED, AttemptState.LAUNCHING), "attempt.launched", AttemptState.LAUNCHING),
     (AttemptState.LAUNCHING, "attempt.started"): AttemptState.RUNNING,
     **_same(_LIVE_ATTEMPT, "attempt.reported", "attempt.stopping", "attempt.fencing", "attempt.fenced"),
-    **_same(_LIVE_ATTEMPT, "attempt.saved", "attempt.copying", "attempt.copied"),
+    **_same(_LIVE_ATTEMPT, "attempt.progressed", "attempt.saved", "attempt.copying", "attempt.copied"),
     **_to(_LIVE_ATTEMPT, "attempt.closed", AttemptState.CLOSED),
     **_same(tuple(AttemptState), "attempt.report_rejected"),
 }

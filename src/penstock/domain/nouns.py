@@ -347,6 +347,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     usd_per_chip_hour: float | None = None  #: None: unknown
     waited_s: float = 0.0  #: how long its replica had waited for it
     saves: tuple[Save, ...] = ()
+    holding: tuple[int, ...] = ()  #: hosts whose payload has a unit of work in hand, as it last said
     copied: Transfer | None = None  #: what had to be brought from another region before it went on
 
     @property

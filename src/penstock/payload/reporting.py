@@ -20,11 +20,19 @@ _lock = threading.Lock()
 _last: dict[str, Any] = {}  #: what was said last; each word repeats the others
 
 
-def progress(done: float, total: float | None = None, *, open_units: float | None = None, **metrics: float) -> None:
+def progress(
+    done: float,
+    total: float | None = None,
+    *,
+    open_units: float | None = None,
+    holding: float | None = None,
+    **metrics: float,
+) -> None:
     """Say that `done` of `total` steps (or epochs, or examples) are done, with any numbers worth watching.
 
     A job with replicas that share one list of work says how much of it is open: there are never more replicas than
-    `open_units`. Outside of Penstock it does nothing. Numbers may be of any type that `float` takes, such as a JAX or
+    `open_units`, and of those that are too many only such are stopped as are not `holding` a unit (or never said so).
+    Outside of Penstock it does nothing. Numbers may be of any type that `float` takes, such as a JAX or
     numpy scalar; those that are not finite are left out, because JSON has none.
     """
     path = os.environ.get("PENSTOCK_PROGRESS_FILE")
@@ -38,6 +46,8 @@ def progress(done: float, total: float | None = None, *, open_units: float | Non
     }
     if open_units is not None:
         said["open_units"] = int(open_units)
+    if holding is not None:
+        said["holding"] = bool(holding)
     with _lock:
         _last.update(said)
         _replace(path, json.dumps(_last))

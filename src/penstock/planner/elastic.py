@@ -14,10 +14,17 @@ from penstock.planner.snapshot import Snapshot
 
 
 def wanted(job: Job) -> int:
-    """Replicas that should run now: one per open unit of work, between the job's minimum and maximum."""
-    replicas = job.spec.replicas
-    open_units = replicas.max if job.open_units is None else job.open_units
-    return max(replicas.min, min(replicas.max, open_units))
+    """Replicas that should run now: one per open unit of work, at most so many as the job may have.
+
+    One at least, with no unit open too: somebody has to seal what was done, and to end well.
+    """
+    most = job.spec.replicas.max
+    return most if job.open_units is None else max(1, min(most, job.open_units))
+
+
+def least(job: Job) -> int:
+    """The job's minimum, or what there is work for, if that is less."""
+    return min(job.spec.replicas.min, wanted(job))
 
 
 def vacant(job: Job, now: float) -> Iterator[int]:
@@ -32,18 +39,22 @@ def vacant(job: Job, now: float) -> Iterator[int]:
 
 
 def lacking(job: Job) -> int:
-    """How many replicas of the job's minimum are not live."""
-    return max(0, job.spec.replicas.min - len(job.live_chains))
+    """How many replicas of the job's minimum are not live, as far as there is work for them."""
+    return max(0, least(job) - len(job.live_chains))
 
 
 def room_for_extras(job: Job) -> int:
     """How many replicas may be added beyond what is live, its minimum being met."""
     live = len(job.live_chains)
-    return wanted(job) - live if live >= job.spec.replicas.min and job.state is not JobState.QUEUED else 0
+    return wanted(job) - live if live >= least(job) and job.state is not JobState.QUEUED else 0
 
 
 def surplus(snapshot: Snapshot, leaving: set[str]) -> Iterator[Attempt]:
-    """Replicas to stop because there is less work than workers: the newest first."""
+    """Replicas to stop because there is less work than workers: the newest first, and none that has a unit in hand.
+
+    That one says so when it is done, and is looked at again: what it computes would only have to be computed anew. When
+    nothing is open, what it has in hand was committed by another, and it may be one that hangs: then it goes first.
+    """
     for id in sorted(snapshot.elastic):
         job = snapshot.elastic[id]
         if job.cancel_at is not None or job.open_units is None:
@@ -51,8 +62,9 @@ def surplus(snapshot: Snapshot, leaving: set[str]) -> Iterator[Attempt]:
         live = [one for one in snapshot.attempts_of.get(id, {}).values() if one.id not in leaving]
         over = len(live) - wanted(job)
         if over > 0:
-            live.sort(key=lambda one: (-one.created_at, -one.replica))
-            yield from live[:over]
+            chosen = live if not job.open_units else [one for one in live if not one.holding]
+            chosen.sort(key=lambda one: (not one.holding, -one.created_at, -one.replica))
+            yield from chosen[:over]
 
 
 def bounced(job: Job) -> float | None:

@@ -125,6 +125,13 @@ def test_less_open_work_is_news_and_more_is_not(stage: Stage, server: Server) ->
         assert server.transactions == cost
 
 
+def test_a_unit_taken_in_hand_or_let_go_is_news(stage: Stage, server: Server) -> None:
+    _, attempt, slice = stage.started(replicas=Replicas(1, 2))
+    for holding, cost in ((None, 0), (False, 0), (True, 1), (True, 1), (None, 1), (False, 2)):
+        server.sync(request(slice, 0, held(stage.attempt(attempt), holding=holding)))
+        assert server.transactions == cost
+
+
 def test_a_notice_is_taken_once(stage: Stage, server: Server) -> None:
     slice = stage.ready()
     for _ in range(3):

@@ -328,6 +328,19 @@ def test_open_work_only_shrinks(stage: Stage) -> None:
     assert [event.body["open_units"] for event in stage.events(job, "job.progressed")] == [10, 8, 0]
 
 
+def test_which_hosts_have_a_unit_in_hand_is_kept_and_news_only_when_it_changes(stage: Stage) -> None:
+    job = stage.submit(accelerator="v5e-16", replicas=Replicas(1, 2))
+    slice = stage.ready("big")
+    attempt = stage.start(job, slice)
+    shown = []
+    for host, said in ((1, True), (0, None), (0, True), (0, True), (1, False), (1, None), (0, False)):
+        stage.report(slice, attempt, host, Phase.RUNNING, open_units=3, holding=said)
+        shown.append(stage.attempt(attempt).holding)
+    assert shown == [(1,), (1,), (0, 1), (0, 1), (0,), (0,), ()]
+    told = [(event.body["host"], event.body["holding"]) for event in stage.events(attempt, "attempt.progressed")]
+    assert told == [(1, True), (0, True), (1, False), (0, False)]
+
+
 # --- notice ---
 def test_a_notice_drains_the_slice_and_lets_the_whole_gang_save(stage: Stage) -> None:
     job = stage.submit(accelerator="v5e-16", gang=2)

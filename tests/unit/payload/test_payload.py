@@ -43,8 +43,11 @@ def test_open_units_are_said_and_repeated(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PENSTOCK_PROGRESS_FILE", str(file))
     payload.progress(3, 40, open_units=37)
     assert json.loads(file.read_text())["open_units"] == 37
+    assert "holding" not in json.loads(file.read_text())
+    payload.progress(4, 40, holding=True)
     payload.progress(4, 40)
-    assert json.loads(file.read_text())["open_units"] == 37
+    said = json.loads(file.read_text())
+    assert (said["open_units"], said["holding"]) == (37, True)
 
 
 def test_inside_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

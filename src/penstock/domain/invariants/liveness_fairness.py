@@ -7,7 +7,7 @@ job let past a waiting gang ends, by its own word, before the gang could have st
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from math import inf
 
 from penstock.domain import limits
@@ -110,6 +110,7 @@ class _Shares:
         self._slots: dict[str, _Slot] = {}
         self._room: dict[str, int] = defaultdict(int)  #: pool -> how many more slices its maximum allows
         self._most: dict[str, int] = defaultdict(int)
+        self._coming: set[str] = set()  #: slices that were asked for and are not ready yet
         self._began = history.time(history.events[0]) if history.events else 0.0
         self._skewed = any(record.subject == "P4" for record in history.witnessed("fault"))
 
@@ -183,7 +184,10 @@ class _Shares:
             body = event.body
             self._kinds[event.id] = tuple(text(body, name) for name in ("team", "accelerator", "zone", "pool"))
             self._room[text(body, "pool")] -= 1
-        elif event.kind == "slice.ready":
+            self._coming.add(event.id)
+            return
+        self._coming.discard(event.id)
+        if event.kind == "slice.ready":
             self._slots[event.id] = _Slot(self._kinds.get(event.id, ("", "", "", "")))
         elif event.kind == "slice.gone":
             self._room[self._kinds.get(event.id, ("", "", "", ""))[3]] += 1
@@ -276,8 +280,13 @@ class _Shares:
                 free[slot.kind].append(t if id in taken else slot.free_at(t))
                 left[slot.kind].append(ends if id in taken else slot.free_at(t))
         could = min((_kth(frees, needed) for frees in free.values()), default=inf)
-        # Where the pool may grow, the gang need not wait for as many; how soon they can be made is not its delay.
-        can = min((_kth(frees, needed - max(0, self._room[kind[3]])) for kind, frees in left.items()), default=inf)
+        # Where slices are on their way, or the pool may grow, the gang need not wait for as many; how soon they can be
+        # made is not its delay.
+        made = Counter(self._kinds[id] for id in self._coming)
+        can = min(
+            (_kth(frees, needed - max(0, self._room[kind[3]]) - made[kind]) for kind, frees in left.items()),
+            default=inf,
+        )
         if could == inf:
             return
         self._finding.premises += 1

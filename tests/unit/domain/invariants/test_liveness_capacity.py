@@ -327,6 +327,22 @@ def test_l6_a_pool_that_may_grow_makes_up_for_the_slice(run: Scribe) -> None:
     assert not run.broken("L6")
 
 
+@pytest.mark.parametrize(("zone", "broken"), [("z1", 0), ("z2", 1)])
+def test_l6_a_slice_on_its_way_makes_up_for_the_slice(run: Scribe, zone: str, broken: int) -> None:
+    gang_waits(run)
+    run.slice_intended("s3", zone=zone)
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert len(run.broken("L6")) == broken
+
+
+def test_l6_a_slice_that_was_given_up_makes_up_for_nothing(run: Scribe) -> None:
+    gang_waits(run)
+    run.slice_intended("s3")
+    run.slice_deleted("s3")
+    run.placed("j3", "a3", "s2", backfilled=True, timeout_s=5000.0)
+    assert run.broken("L6") == ["j3 was let past it and delays its start by 4400 s"]
+
+
 def test_l6_a_gang_that_was_put_behind_has_no_claim(run: Scribe) -> None:
     gang_waits(run)
     run.commit("job.edited", "j2", tags=[], queue="default", priority=-5)
