@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import safetensors
 import safetensors.numpy
+from blake3 import blake3
 from typing_extensions import Buffer
 
 from penstock.domain.ledger import Unit
@@ -104,9 +105,9 @@ class Trap:
             data = data[:-1] + bytes([data[-1] ^ 1])
         return await self._do("put_new", path, lambda: self._objects.put_new(path, data))
 
-    def draft(self, *, synced: bool) -> Draft:
+    def draft(self) -> Draft:
         if isinstance(self._objects, Drafting):
-            return TrappedDraft(self, self._objects.draft(synced=synced))
+            return TrappedDraft(self, self._objects.draft())
         return MemoryDraft(self)
 
     async def name(self, draft: Draft, path: str) -> int:
@@ -335,10 +336,15 @@ def check(objects: dict[str, bytes], plan: RunPlan) -> None:
     assert manifest_path.endswith(hashlib.sha256(objects[manifest_path]).hexdigest())
     manifest = json.loads(objects[manifest_path])
     named = {manifest_path, f"{run}plan.json", manifest["index"]["path"]}
+    side = manifest["refused"]["path"] if manifest["refused"] is not None else None
+    listed = [] if side is None else [json.loads(line)["row"] for line in objects[side].splitlines()]
+    assert listed == [row for row in range(plan.rows) if not len(tokens_of(row))]
+    named |= set() if side is None else {side}
     rows: list[int] = []
     vectors = 0
     for unit in manifest["units"]:
-        commit_path = f"{run}commits/{unit['unit']}"
+        edition = f".{unit['edition']}" if unit["edition"] else ""
+        commit_path = f"{run}commits/{unit['unit']}{edition}"
         assert json.loads(objects[commit_path]) == unit
         named.add(commit_path)
         for data in unit["objects"]:
@@ -350,16 +356,18 @@ def check(objects: dict[str, bytes], plan: RunPlan) -> None:
         vectors += count
     assert sorted(rows) == list(range(plan.rows)), "each input row once"
     assert vectors == sum(len(tokens_of(row)) for row in range(plan.rows)) == manifest["facts"]["tokens"]
+    # A commit that was made void stays, with the record that says so beside it.
+    voids = {path for path in objects if path.startswith(f"{run}commits/void/")}
+    named |= voids | {path.replace("/void/", "/") for path in voids}
     assert set(objects) == named, f"left over: {sorted(set(objects) - named)}"
 
 
 def check_hash(data: bytes, named: str) -> None:
     """The hash of all bytes, or of the hashes of blocks of 8 MiB; these objects are smaller than one."""
     kind, _, digest = named.rpartition(":")
-    assert kind in ("", "sha256-of-8MiB-sha256")
+    assert kind in ("", "sha256-of-8MiB-blake3")
     assert len(data) < 8 << 20
-    whole = hashlib.sha256(data)
-    assert digest == (hashlib.sha256(whole.digest()) if kind else whole).hexdigest()
+    assert digest == hashlib.sha256(blake3(data).digest() if kind else data).hexdigest()
 
 
 def check_unit(content: dict[str, bytes]) -> tuple[list[int], int]:

@@ -43,6 +43,9 @@ MORE_POINTS += [
     for time in (2, 3)
 ]
 MORE_POINTS += [f"stop-before:{call}" for call in ("get:commits", "list:commits", "put_new:leases", "put_new:manifest")]
+#: On a bucket the server itself loses answers, refuses what it did (a retry meets its own success), gets wrong bytes.
+BUCKET_POINTS = [*POINTS, *(point for point in MORE_POINTS if not point.startswith("lose"))]
+BUCKET_POINTS += [f"spoil:{call}" for call in CALLS if call.startswith("put_new")]
 
 
 def killing(*programs: tuple[str, ...], **environment: str) -> list[str]:
@@ -90,6 +93,19 @@ def test_a_worker_struck_at_any_object_call_loses_and_doubles_nothing(tmp_path: 
     parts = [points[number::PARTS] for number in range(PARTS)]
     programs = [("points", str(tmp_path / str(number)), *part) for number, part in enumerate(parts)]
     assert sorted(killing(*programs)) == sorted(f"{point} ok" for point in points)
+
+
+@pytest.mark.long
+def test_a_worker_struck_at_any_call_of_a_bucket_loses_and_doubles_nothing(gcs: Emulator) -> None:
+    points = BUCKET_POINTS
+    parts = [points[number::PARTS] for number in range(PARTS)]
+    programs = [("points", f"gs://{BUCKET}/points{number}", *part) for number, part in enumerate(parts)]
+    try:
+        assert sorted(killing(*programs, **gcs.environment)) == sorted(f"{point} ok" for point in points)
+        by_server = [point for point in points if point.startswith(("lose", "taken", "spoil"))]
+        assert gcs.struck() == [1] * len(by_server)
+    finally:
+        gcs.heal()
 
 
 @pytest.mark.parametrize("storing_max", [pytest.param(0, marks=pytest.mark.long), 1])

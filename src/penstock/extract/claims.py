@@ -1,8 +1,9 @@
 """Who works on which unit: leases by create-if-absent, renewed while the work goes on, taken over when they are old.
 
 `worker` calls it. Age is told by the store's clock alone: the store stamps leases, and its time now is what it stamps
-on an object that this worker has just written, carried on by the worker's own steady clock. A claim only saves double
-work. Nothing rests on it: a worker that slept past its lease finds out at the commit.
+on an object that this worker has just written, carried on by the worker's own steady clock. That object is its sign of
+life, too, while it holds nothing, and goes when it leaves: what is left of a worker without a lease is one that was
+lost. A claim only saves double work. Nothing rests on it: a worker that slept past its lease finds out at the commit.
 """
 
 from __future__ import annotations
@@ -29,8 +30,18 @@ def leases_of_run(run: str) -> str:
     return f"runs/{run}/leases/"
 
 
+def clocks_of_run(run: str) -> str:
+    return f"runs/{run}/clocks/"
+
+
 def clock_path(run: str, worker: str) -> str:
-    return f"runs/{run}/clocks/{worker}"
+    return f"{clocks_of_run(run)}{worker}"
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's clock object says beside the store's stamp on it."""
+
+    lease_s: float
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -39,6 +50,7 @@ class Claim(msgspec.Struct, frozen=True):
     unit: Unit
     attempt: str
     number: int
+    edition: int = 0  #: of the unit, which its commit will be
 
 
 class Claims:
@@ -65,7 +77,12 @@ class Claims:
         self._tries = 0
         self._store_ahead: tuple[float, float] | None = None  #: store's clock minus ours, and when that was found
         self._held: dict[str, Claim] = {}
+        self._left = False
         self._turn = asyncio.Lock()  #: a lease that is let go must not be renewed once more
+
+    @property
+    def held(self) -> tuple[Claim, ...]:
+        return tuple(self._held.values())
 
     async def likely(self, units: Sequence[Unit]) -> Unit | None:
         """One of the units that nobody holds now; it is not claimed, and another may be faster."""
@@ -100,14 +117,20 @@ class Claims:
         run, unit = self._plan.run, claim.unit.id
         own = ledger.lease_path(run, unit, claim.number)
         async with self._turn:
-            self._held.pop(unit, None)
-            for path in await self._calls.list(ledger.leases_prefix(run, unit)) if done else (own,):
-                await self._calls.delete(path)
+            held = self._held.get(unit)
+            if held is not None and held.attempt == claim.attempt:
+                del self._held[unit]
+        # Not in our turn: a slow store would keep what is held now from being renewed.
+        for path in await self._calls.list(ledger.leases_prefix(run, unit)) if done else (own,):
+            await self._calls.delete(path)
 
     async def keep(self) -> None:
-        """Renew all that is held until cancelled."""
+        """Renew all that is held until cancelled; who holds nothing gives a sign all the same."""
         while True:
             await asyncio.sleep(self.lease_s / RENEWALS)
+            async with self._turn:
+                if not self._held and not self._left:
+                    await self._give_sign()
             for unit in tuple(self._held):
                 async with self._turn:
                     claim = self._held.get(unit)
@@ -116,33 +139,52 @@ class Claims:
                         path = ledger.lease_path(self._plan.run, unit, claim.number)
                         await self._calls.put(path, ledger.encode(self._lease(claim.unit, claim.attempt)))
 
+    async def leave(self) -> None:
+        """Give no more signs, and take the last one away: this worker is not lost, it has ended."""
+        async with self._turn:
+            self._left = True
+            await self._calls.delete(clock_path(self._plan.run, self._worker))
+
     async def _take(self, unit: Unit, number: int) -> Claim | None:
         self._tries += 1
         claim = Claim(unit, f"{self._worker}-{self._tries}", number)
         path = ledger.lease_path(self._plan.run, unit.id, number)
         data = ledger.encode(self._lease(unit, claim.attempt))
-        if not await self._calls.create_own(
-            path, data, claim.attempt, lambda stored: ledger.decode_lease(stored).attempt
-        ):
+        if not await self._calls.create_own(path, data, claim.attempt, _holder):
             return None
         self._held[unit.id] = claim
+        run = self._plan.run
+        voids = await self._calls.list(ledger.voids_prefix(run, unit.id))
+        claim = msgspec.structs.replace(claim, edition=ledger.editions(run, voids).of(unit.id))
         # Leases go when a unit is committed; whoever saw it open before that must not begin it again.
-        if await self._calls.read(ledger.commit_path(self._plan.run, unit.id)) is not None:
+        if await self._calls.read(ledger.commit_path(run, unit.id, claim.edition)) is not None:
             await self.release(claim, done=True)
             return None
         return claim
 
     def _lease(self, unit: Unit, attempt: str) -> Lease:
-        return Lease(unit=unit.id, attempt=attempt, fence=self._fence)
+        return Lease(unit=unit.id, attempt=attempt, fence=self._fence, lease_s=self.lease_s)
+
+    async def _give_sign(self) -> None:
+        sign = msgspec.json.encode(Sign(lease_s=self.lease_s))
+        await self._calls.put(clock_path(self._plan.run, self._worker), sign)
 
     async def _store_now(self) -> float:
         """The store's time, never ahead of it: what passes between its stamp and our reading is not counted."""
         if self._store_ahead is None or self._steady() - self._store_ahead[1] > CLOCK_TRUSTED_S:
             path = clock_path(self._plan.run, self._worker)
-            await self._calls.put(path, b"")
+            await self._give_sign()
             read_at = self._steady()
             stamps = [kept.written_at for kept in await self._calls.survey(path) if kept.path == path]
-            # Swept away by whoever sealed the run just now: then there is nothing to claim either.
-            ahead = stamps[0] - read_at if stamps else float("-inf")
-            self._store_ahead = (ahead, read_at)
+            if not stamps:  # swept away by whoever sealed the run just now: then there is nothing to claim either
+                return float("-inf")
+            self._store_ahead = (stamps[0] - read_at, read_at)
         return self._steady() + self._store_ahead[0]
+
+
+def _holder(stored: bytes) -> str:
+    """The attempt of a lease; one that a power cut has damaged is nobody's, and gets old like any other."""
+    try:
+        return ledger.decode_lease(stored).attempt
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

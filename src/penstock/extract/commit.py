@@ -8,6 +8,7 @@ bucket adapters compare what arrived with what was sent; `read_back` reads it as
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from penstock.domain import ledger
@@ -25,9 +26,19 @@ SENT_AT_ONCE: Final = 4
 
 
 async def publish(
-    calls: Calls, plan: RunPlan, claim: Claim, content: Content, *, fence: int = 0, read_back: bool = False
+    calls: Calls,
+    plan: RunPlan,
+    claim: Claim,
+    content: Content,
+    *,
+    fence: int = 0,
+    read_back: bool = False,
+    on_commit: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Store and commit; False when another attempt's commit stands and nothing of this one is left."""
+    """Store and commit; False when another attempt's commit stands and nothing of this one is left.
+
+    `on_commit` is called when all is stored, before the record is.
+    """
     places = asyncio.Semaphore(SENT_AT_ONCE)
 
     async def store(name: str, made: Made) -> DataObject:
@@ -42,10 +53,12 @@ async def publish(
         start=claim.unit.start,
         stop=claim.unit.stop,
         objects=tuple(objects),
+        edition=claim.edition,
         facts=content.facts,
     )
-    path = ledger.commit_path(plan.run, claim.unit.id)
-    won = await calls.create_own(path, ledger.encode(record), claim.attempt, lambda data: decode_commit(data).attempt)
+    path = ledger.commit_path(plan.run, claim.unit.id, claim.edition)
+    on_commit()
+    won = await calls.create_own(path, ledger.encode(record), claim.attempt, _holder)
     if not won:
         await discard(calls, plan.run, claim)
     return won
@@ -55,6 +68,14 @@ async def discard(calls: Calls, run: str, claim: Claim) -> None:
     """Remove what an attempt stored that lost, or was given up before its commit was tried."""
     for path in await calls.list(ledger.data_path(run, claim.unit.id, claim.attempt, "")):
         await calls.delete(path)
+
+
+def _holder(stored: bytes) -> str:
+    """The attempt of a commit; one that a power cut has damaged is nobody's, and stands until it is made void."""
+    try:
+        return decode_commit(stored).attempt
+    except Damaged:
+        return ""
 
 
 async def _store(calls: Calls, run: str, claim: Claim, name: str, made: Made, *, read_back: bool) -> DataObject:
@@ -69,18 +90,18 @@ async def _store(calls: Calls, run: str, claim: Claim, name: str, made: Made, *,
 
 async def _put(calls: Calls, path: str, made: Made, *, read_back: bool) -> int | None:
     """The generation of the object as it was sent; None when other bytes lie there now."""
-    pauses = calls.pauses()
-    while True:
-        put, generation = await calls.put_new(path, made.data)
-        if put is Put.CREATED and not read_back:
-            return generation
-        # Taken means taken by this attempt, whose earlier answer was lost: nobody else uses its names.
-        try:
-            stored = await calls.read(path)
-        except Damaged:
-            return None
-        if stored is not None:
-            same = await asyncio.to_thread(ledger.matches, stored.data, made.checksum)
-            return stored.generation if same else None
-        if not await pauses():
-            raise ObjectsError(f"{path}: could not be stored, and the store does not say why")
+    with calls.tries() as tries:
+        while True:
+            put, generation = await calls.put_new(path, made.data, tries)
+            if put is Put.CREATED and not read_back:
+                return generation
+            # Taken means taken by this attempt, whose earlier answer was lost: nobody else uses its names.
+            try:
+                stored = await calls.read(path)
+            except Damaged:
+                return None
+            if stored is not None:
+                same = await asyncio.to_thread(ledger.matches, stored.data, made.checksum)
+                return stored.generation if same else None
+            if not await tries.pause():
+                raise tries.given_up(path)

@@ -9,7 +9,7 @@ bucket.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ from penstock.domain import ledger
 from penstock.domain.ledger import Unit
 from penstock.extract.plan import RunPlan
 from penstock.extract.tensors import Array
-from penstock.ports.objects import Draft
+from penstock.ports.objects import Damaged, Draft
 
 INDEX: Final = "index.arrow"
 TOKENS: Final = "tokens.safetensors"
@@ -41,19 +41,27 @@ class Piece(NamedTuple):
     positions: NDArray[np.int32] | None = None  #: in the document, rising; None: 0 to n - 1
     file: str = ""
     offset: int = 0  #: line or record in the file
-    truncated: bool = False
     note: str = ""  #: why there is nothing, if there is nothing
+    excerpt: str = ""  #: of a row that gave nothing: its beginning
+    total: int | None = None  #: tokens the document had before anything was cut; None: they were not counted
+    first: int = 0  #: position in the document of the first token that the model saw in this call
+    cut: str = ""  #: what was done to a document longer than a row: head, tail, windows
+    dropped: int = 0  #: tokens of the document that no call of the model sees
 
 
 class Course:
     """Pieces of a unit that the device works on, for whoever wants to know when it has got the last of its work."""
 
-    def __init__(self, pieces: Iterator[Piece]) -> None:
+    def __init__(self, pieces: Generator[Piece, None, None]) -> None:
         self._pieces = pieces
         self.on_fed: Callable[[], object] = lambda: None  #: called on the thread that asks for the pieces
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
+
+    def close(self) -> None:
+        """No more pieces are wanted: what the device has of it makes room for the next unit."""
+        self._pieces.close()
 
 
 #: The pieces of a unit, from plan and unit alone: another worker must get the same. What can be prepared is done by the
@@ -80,7 +88,7 @@ class UnitFacts(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     empty: int  #: documents of which nothing is stored
     tokens: int  #: rows of every site
-    truncated: int
+    truncated: int  #: documents of which tokens were dropped
     rows_sha256: str  #: of input rows, documents, positions and tokens: see `rows_hash`
     sizes: tuple[int, ...]  #: of the objects, in their order
     sites: dict[str, SiteFacts]
@@ -90,11 +98,15 @@ class UnitFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitCommit(ledger.Commit, frozen=True, kw_only=True):
+    edition: int = 0  #: how many commits of the unit were made void before this one
     facts: UnitFacts
 
 
 def decode_commit(data: bytes) -> UnitCommit:
-    return msgspec.json.decode(data, type=UnitCommit)
+    try:
+        return msgspec.json.decode(data, type=UnitCommit)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"a commit cannot be read: {error}") from error
 
 
 class Made(NamedTuple):
@@ -122,12 +134,29 @@ def rows_hash(pieces: Iterable[tuple[int, str, NDArray[np.int32], NDArray[np.int
     return digest.hexdigest()
 
 
+def shared_ids(index: Any) -> int:
+    """How many ids of a run's index name several input rows of which something is stored."""
+    import pyarrow.compute as pc
+
+    rows = index.filter(pc.greater(index["count"], 0)).group_by("document").aggregate([("row", "count_distinct")])
+    return int(pc.sum(pc.greater(rows["row_count_distinct"], 1), min_count=0).as_py())
+
+
 def read_index(data: bytes) -> Any:
     """The Arrow table of an index object."""
     import pyarrow as pa
 
     with pa.ipc.open_file(pa.BufferReader(data)) as reader:
         return reader.read_all()
+
+
+def object_of(commit: UnitCommit, name: str) -> ledger.DataObject:
+    """A commit's object by its name; a damaged try has left its number behind the name."""
+    for data in commit.objects:
+        stem = data.path.rpartition("/")[2]
+        if stem == name or (stem.startswith(f"{name}.") and stem.removeprefix(f"{name}.").isdecimal()):
+            return data
+    raise ledger.Incomplete(f"{commit.unit}: its commit names no {name}")
 
 
 def write_table(table: Any) -> bytes:
@@ -201,8 +230,13 @@ def make_index(pieces: list[Piece]) -> tuple[bytes, list[int]]:
             "position": pa.array([firsts[at] for at in order], pa.int32()),
             "file": pa.array([piece.file for piece in chosen], pa.string()),
             "offset": pa.array([piece.offset for piece in chosen], pa.int64()),
-            "truncated": pa.array([piece.truncated for piece in chosen], pa.bool_()),
+            "truncated": pa.array([piece.dropped > 0 for piece in chosen], pa.bool_()),
+            "total": pa.array([piece.total for piece in chosen], pa.int64()),
+            "first": pa.array([piece.first for piece in chosen], pa.int64()),
+            "cut": pa.array([piece.cut for piece in chosen], pa.string()),
+            "dropped": pa.array([piece.dropped for piece in chosen], pa.int64()),
             "note": pa.array([piece.note for piece in chosen], pa.string()),
+            "excerpt": pa.array([piece.excerpt for piece in chosen], pa.string()),
         }
     )
     return write_table(table), order

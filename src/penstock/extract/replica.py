@@ -6,14 +6,17 @@ only supplies workers and shows how they get on: nothing here may matter for wha
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from types import FrameType
 
 from penstock import payload
 from penstock.extract.worker import Standing
 from penstock.payload import STOPPED, should_stop
 
-__all__ = ["STOPPED", "replica_name", "should_stop", "tell"]
+__all__ = ["STOPPED", "listening", "replica_name", "should_stop", "tell"]
 
 _OTHER = re.compile(r"[^A-Za-z0-9.]+")
 
@@ -24,12 +27,31 @@ def replica_name(environment: Mapping[str, str], host: str, chance: str) -> str:
     return f"{_OTHER.sub('.', known)[:80]}.{environment.get('PENSTOCK_RANK', '0')}.{chance}"
 
 
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """On the main thread: SIGTERM and Ctrl-C are noted, and `should_stop` tells. A second Ctrl-C does not wait."""
+    should_stop()  # from the first question on it notes SIGTERM
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _as_term)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _as_term(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGTERM)
+
+
 def tell(standing: Standing) -> None:
-    """There are never more replicas than open units, and a job whose last unit is committed ends well."""
+    """There are never more replicas than open units, and none is stopped for that while it has a unit in hand."""
     payload.progress(
         standing.units - standing.open,
         standing.units,
         open_units=standing.open,
+        holding=standing.holding,
         tokens=standing.tokens,
         rows=standing.documents,
     )

@@ -2,13 +2,16 @@
 
 `tpu extract verify` and `requeue` call it. Every committed object is read and hashed again, shapes are compared with
 the commit, the index must name each input row of the unit and cover its vectors without overlap, and the hash over rows
-and tokens must come out the same. It reads; only `requeue` removes, and only records.
+and tokens must come out the same. Bytes are judged by their hash alone: a copy of a run, in which every object is
+another write, is as good as the run. Blocks are read and hashed many at a time, and not more than that are in memory.
+It reads; only `requeue` changes anything, and only records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,16 +19,26 @@ import numpy as np
 
 from penstock.domain import ledger
 from penstock.domain.admission import BadInput
-from penstock.domain.ledger import DataObject
+from penstock.domain.ledger import BLOCK_BYTES, DataObject
 from penstock.extract import tensors
 from penstock.extract.calls import Calls
 from penstock.extract.claims import leases_of_run
-from penstock.extract.layout import INDEX, TOKENS, VALUES, UnitCommit, read_index, rows_hash
+from penstock.extract.layout import INDEX, TOKENS, VALUES, UnitCommit, object_of, read_index, rows_hash, shared_ids
 from penstock.extract.plan import RunPlan
-from penstock.extract.seal import data_prefix, find_manifest, object_of, read_commits
+from penstock.extract.seal import (
+    Records,
+    RunManifest,
+    data_prefix,
+    drop_stale_manifests,
+    find_manifests,
+    read_records,
+    read_some_records,
+)
 from penstock.ports.objects import Damaged
 
-UNITS_AT_ONCE: Final = 2  #: whole objects are in memory while they are hashed
+BLOCKS_AT_ONCE: Final = 32  #: of 8 MiB: what is in memory of large objects
+UNITS_AT_ONCE: Final = 4  #: tokens and indexes of so many are in memory
+NAMED_AT_MOST: Final = 8  #: units, in one line
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,28 +51,41 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     bytes: int
     rows_sha256: str
+    open: tuple[str, ...]  #: units without a commit
     garbage: int  #: data objects that no commit names
+    shared_ids: int = 0  #: ids that several input rows have: such a document is read with its row
     problems: tuple[str, ...]
     damaged: tuple[str, ...]  #: units to have made again
 
 
-async def verify(calls: Calls, plan: RunPlan) -> Checked:
-    """Look at all there is; `problems` is empty when the run, as far as it has come, is as it should be."""
-    commits = await read_commits(calls, plan)
+async def verify(calls: Calls, plan: RunPlan, *, so_far: bool = False) -> Checked:
+    """Look at all there is; `problems` is empty when the run is whole and sealed, and all of it as it should be.
+
+    With `so_far` units that are not committed yet, and a manifest that is not written yet, are none.
+    """
+    records = await read_records(calls, plan)
+    commits = records.commits
+    stored = {kept.path: kept.size for kept in await calls.survey(data_prefix(plan.run))}
+    look = _Look(calls, stored)
     places = asyncio.Semaphore(UNITS_AT_ONCE)
 
     async def one(commit: UnitCommit) -> tuple[str, list[str]]:
         async with places:
-            return commit.unit, await unit_problems(calls, plan, commit)
+            return commit.unit, await look.unit_problems(plan, commit)
 
     found = dict(await asyncio.gather(*(one(commit) for commit in commits.values())))
+    found |= {unit: [wrong] for unit, wrong in records.broken.items()}
     problems = [problem for unit in sorted(found) for problem in found[unit]]
-    sealed = await find_manifest(calls, plan.run)
+    manifests = await find_manifests(calls, plan.run)
+    sealed = next((each.manifest for each in manifests if each.manifest is not None and not each.stale), None)
+    problems += [f"{each.path} is damaged; the next worker writes it again" for each in manifests if not each.manifest]
+    missing = tuple(unit.id for unit in ledger.open_units(plan, commits) if unit.id not in records.broken)
+    if not so_far:
+        problems += _unfinished(plan, missing, sealed)
+    shared = 0
     if sealed is not None:
-        problems.extend(ledger.verify(plan, sealed))
-        if sealed.plan != plan or {commit.unit: commit for commit in sealed.units} != commits:
-            problems.append("the manifest names other commits, or another plan, than the bucket holds")
-        problems.extend(await _hash_problem(calls, "the run's index", sealed.index))
+        wrong, shared = await _manifest_problems(calls, plan, records, sealed)
+        problems += wrong
     named = {data.path for commit in commits.values() for data in commit.objects}
     ordered = [commits[unit.id].facts.rows_sha256 for unit in plan.units if unit.id in commits]
     return Checked(
@@ -70,57 +96,132 @@ async def verify(calls: Calls, plan: RunPlan) -> Checked:
         objects=len(named),
         bytes=sum(sum(commit.facts.sizes) for commit in commits.values()),
         rows_sha256=ledger.checksum(msgspec.json.encode(ordered)),
-        garbage=sum(path not in named for path in await calls.list(data_prefix(plan.run))),
+        open=missing,
+        garbage=sum(path not in named for path in stored),
+        shared_ids=shared,
         problems=tuple(problems),
         damaged=tuple(sorted(unit for unit, wrong in found.items() if wrong)),
     )
 
 
-async def unit_problems(calls: Calls, plan: RunPlan, commit: UnitCommit) -> list[str]:
-    """What is wrong with one committed unit."""
-    planned = {unit.id: unit for unit in plan.units}.get(commit.unit)
-    if planned is None or (planned.start, planned.stop) != (commit.start, commit.stop):
-        return [f"{commit.unit}: the plan has no such unit with rows {commit.start}:{commit.stop}"]
-    problems: list[str] = []
-    contents: dict[str, bytes] = {}
-    for name in (TOKENS, INDEX, *(f"{site}.safetensors" for site in plan.sites)):
+def _unfinished(plan: RunPlan, missing: tuple[str, ...], sealed: RunManifest | None) -> Iterator[str]:
+    if missing:
+        some = ", ".join(missing[:NAMED_AT_MOST]) + (", …" if len(missing) > NAMED_AT_MOST else "")
+        yield f"{len(missing)} of {len(plan.units)} units have no commit: {some}"
+    elif sealed is None:
+        yield "there is no manifest of these commits; the next worker writes it"
+
+
+async def _manifest_problems(
+    calls: Calls, plan: RunPlan, records: Records, sealed: RunManifest
+) -> tuple[list[str], int]:
+    """What is wrong with the manifest and what it names beside units; and how many ids several rows have."""
+    problems = list(ledger.verify(plan, sealed))
+    others = {commit.unit for commit in sealed.units if records.commits.get(commit.unit) != commit}
+    if sealed.plan != plan or not others <= records.broken.keys():
+        problems.append("the manifest names other commits, or another plan, than the bucket holds")
+    index, wrong = await _read_hashed(calls, "the run's index", sealed.index)
+    problems += wrong
+    if sealed.refused is not None:
+        problems += (await _read_hashed(calls, "the list of refused rows", sealed.refused))[1]
+    return problems, 0 if wrong else shared_ids(read_index(index))
+
+
+class _Look:
+    """Hashes objects of a run, as many blocks at once as may be in memory."""
+
+    def __init__(self, calls: Calls, sizes: Mapping[str, int]) -> None:
+        self._calls = calls
+        self._sizes = sizes
+        self._places = asyncio.Semaphore(BLOCKS_AT_ONCE)
+
+    async def unit_problems(self, plan: RunPlan, commit: UnitCommit) -> list[str]:
+        """What is wrong with one committed unit."""
+        planned = {unit.id: unit for unit in plan.units}.get(commit.unit)
+        if planned is None or (planned.start, planned.stop) != (commit.start, commit.stop):
+            return [f"{commit.unit}: the plan has no such unit with rows {commit.start}:{commit.stop}"]
+        names = (TOKENS, INDEX, *(f"{site}.safetensors" for site in plan.sites))
         try:
-            data = object_of(commit, name)
+            objects = {name: object_of(commit, name) for name in names}
         except ledger.Incomplete as error:
-            problems.append(str(error))
-            continue
-        stored, wrong = await _read_hashed(calls, commit.unit, data)
-        problems.extend(wrong)
-        if not wrong:
-            # Of a site only the header is looked at from here on.
-            contents[name] = stored if name in (TOKENS, INDEX) else stored[: tensors.header_stop(stored, data.path)]
-    if problems:
-        return problems
-    try:
-        return list(await asyncio.to_thread(lambda: list(_content_problems(plan, commit, contents))))
-    except Damaged as error:
-        return [f"{commit.unit}: {error}"]
+            return [str(error)]
+        looked = await asyncio.gather(*(self._content(commit.unit, name, data) for name, data in objects.items()))
+        problems = [problem for _, wrong in looked for problem in wrong]
+        if problems:
+            return problems
+        contents = {name: content for name, (content, _) in zip(names, looked, strict=True)}
+        try:
+            return list(await asyncio.to_thread(lambda: list(_content_problems(plan, commit, contents))))
+        except Damaged as error:
+            return [f"{commit.unit}: {error}"]
+
+    async def _content(self, unit: str, name: str, data: DataObject) -> tuple[bytes, list[str]]:
+        """Of a site only its beginning, with the header: the rest is hashed and forgotten."""
+        if data.path not in self._sizes:
+            return b"", [f"{unit}: {data.path} is gone"]
+        if name in (TOKENS, INDEX):
+            return await _read_hashed(self._calls, unit, data)
+        beginning = bytearray()
+        try:
+            same = await self._matches(data, self._sizes[data.path], beginning)
+        except Damaged as error:
+            return b"", [f"{unit}: {error}"]
+        return bytes(beginning), [] if same else [f"{unit}: {data.path} has other bytes than were committed"]
+
+    async def _matches(self, data: DataObject, size: int, beginning: bytearray) -> bool:
+        starts = range(0, size, BLOCK_BYTES)
+        if kind := ledger.kind_of(data.checksum):
+            digests = await asyncio.gather(*(self._digest(data.path, start, beginning, kind) for start in starts))
+            return ledger.checksum_of_blocks(digests, kind) == data.checksum
+        whole = hashlib.sha256()
+        for start in starts:
+            async with self._places:
+                await asyncio.to_thread(whole.update, await self._block(data.path, start, beginning))
+        return whole.hexdigest() == data.checksum
+
+    async def _digest(self, path: str, start: int, beginning: bytearray, kind: str) -> bytes:
+        async with self._places:
+            block = await self._block(path, start, beginning)
+            found = ledger.block_hash(kind)
+            await asyncio.to_thread(found.update, block)
+            return found.digest()
+
+    async def _block(self, path: str, start: int, beginning: bytearray) -> bytes:
+        block = await self._calls.read_range(path, start, start + BLOCK_BYTES)
+        if block is None:
+            raise Damaged(f"{path} is gone")
+        if not start:
+            beginning += block[: tensors.LENGTH_BYTES + tensors.HEADER_BYTES_MAX]
+        return block
 
 
 async def requeue(calls: Calls, plan: RunPlan, unit: str, *, force: bool = False) -> str:
     """Have a unit made again: at once if somebody's lease holds it up, and anew if what was committed is damaged."""
+    run = plan.run
     if unit not in {each.id for each in plan.units}:
         raise BadInput("unit", unit, "is not in the plan", f"units are {plan.units[0].id} to {plan.units[-1].id}")
-    commit = (await read_commits(calls, plan)).get(unit)
-    if commit is not None:
-        wrong = await unit_problems(calls, plan, commit)
-        if not wrong and not force:
+    editions = ledger.editions(run, await calls.list(ledger.commits_prefix(run)))
+    committed, edition = unit in editions.committed, editions.of(unit)
+    if committed:
+        if not force and not await _is_damaged(calls, plan, unit, edition):
             raise BadInput("unit", unit, "is committed and sound", "give --force to have it made again all the same")
-        # First the manifest: from here on the run is not whole, and must not look so.
-        for path in await calls.list(ledger.manifest_prefix(plan.run)):
-            await calls.delete(path)
-        await calls.delete(ledger.commit_path(plan.run, unit))
-    leases = [path for path in await calls.list(leases_of_run(plan.run)) if path.split("/")[3] == unit]
+        # The commit stays and counts no more: `seal` says why. From here on no manifest that names it counts either.
+        await calls.create(ledger.void_path(run, unit, edition), b"")
+        await drop_stale_manifests(calls, run)
+    leases = [path for path in await calls.list(leases_of_run(run)) if path.split("/")[3] == unit]
     for path in leases:
         await calls.delete(path)
-    if commit is not None:
-        return f"{unit}: its commit is removed; the next free worker makes it again"
+    if committed:
+        return f"{unit}: its commit is void; the next free worker makes it again"
     return f"{unit}: {len(leases)} leases are removed; the next free worker takes it"
+
+
+async def _is_damaged(calls: Calls, plan: RunPlan, unit: str, edition: int) -> bool:
+    commit = (await read_some_records(calls, plan.run, [(unit, edition)])).commits.get(unit)
+    if commit is None:
+        return True
+    stored = await calls.survey(ledger.data_path(plan.run, unit, commit.attempt, ""))
+    return bool(await _Look(calls, {kept.path: kept.size for kept in stored}).unit_problems(plan, commit))
 
 
 def _content_problems(plan: RunPlan, commit: UnitCommit, contents: dict[str, bytes]) -> Iterator[str]:
@@ -167,12 +268,6 @@ async def _read_hashed(calls: Calls, unit: str, data: DataObject) -> tuple[bytes
         return b"", [f"{unit}: {error}"]
     if stored is None:
         return b"", [f"{unit}: {data.path} is gone"]
-    if stored.generation != data.generation:
-        return b"", [f"{unit}: {data.path} is not the write that was committed"]
     if not await asyncio.to_thread(ledger.matches, stored.data, data.checksum):
         return b"", [f"{unit}: {data.path} has other bytes than were committed"]
     return stored.data, []
-
-
-async def _hash_problem(calls: Calls, what: str, data: DataObject) -> list[str]:
-    return (await _read_hashed(calls, what, data))[1]

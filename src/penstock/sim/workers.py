@@ -45,7 +45,7 @@ class Replica:
         *,
         attempt: str,
         fence: int = 0,
-        report: Callable[[int], None] | None = None,
+        report: Callable[[int, bool], None] | None = None,
     ) -> None:
         self.attempt = attempt
         self._extraction = extraction
@@ -61,13 +61,16 @@ class Replica:
         await self.publish_plan()
         while True:
             units = ledger.open_units(self._plan, await self._committed())
-            if self._report is not None:
-                self._report(len(units))
+            self._say(len(units), holding=False)
             if not units:
                 await self._seal()
                 return 0
             if not await self._do_one(units):
                 await asyncio.sleep(self._extraction.look_s)
+
+    def _say(self, units: int, *, holding: bool) -> None:
+        if self._report is not None:
+            self._report(units, holding)
 
     async def publish_plan(self) -> None:
         """Whoever comes first writes the plan; a run whose plan is another one is not ours to touch."""
@@ -82,6 +85,7 @@ class Replica:
         first = self._rng.randrange(len(units))
         for unit in (*units[first:], *units[:first]):
             if await self._claim(unit):
+                self._say(len(units), holding=True)
                 await asyncio.sleep(self._extraction.unit_s * self._rng.uniform(0.5, 1.5))
                 await self._commit(unit, await self._write(unit))
                 return True

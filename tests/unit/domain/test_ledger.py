@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,18 @@ def test_a_split_is_disjoint_and_covers(rows: int, unit_rows: int) -> None:
     assert ledger.verify(plan, ledger.assemble(plan, whole(plan))) == ()
 
 
+def test_units_may_be_cut_anywhere_but_each_has_a_row() -> None:
+    plan = ledger.cut("r", [3, 4, 9])
+    assert [(unit.id, unit.start, unit.stop) for unit in plan.units] == [
+        ("u000000", 0, 3),
+        ("u000001", 3, 4),
+        ("u000002", 4, 9),
+    ]
+    assert plan.rows == 9
+    with pytest.raises(ValueError, match="do not rise from 0"):
+        ledger.cut("r", [3, 3, 9])
+
+
 @pytest.mark.parametrize(("rows", "unit_rows"), [(-1, 10), (10, 0)])
 def test_a_senseless_split_is_refused(rows: int, unit_rows: int) -> None:
     with pytest.raises(ValueError, match=r"rows must be 0 or more, unit_rows 1 or more"):
@@ -57,6 +70,34 @@ def test_paths() -> None:
     assert ledger.lease_number(ledger.lease_path("r", "u1", 3)) == 3
     assert ledger.data_path("r", "u1", "a1", "rows") == "runs/r/data/u1/a1/rows"
     assert ledger.commit_path("r", "u1") == "runs/r/commits/u1"
+    assert ledger.commit_path("r", "u1", 2) == "runs/r/commits/u1.2"
+    assert ledger.void_path("r", "u1", 0) == "runs/r/commits/void/u1"
+    assert ledger.void_path("r", "u1", 2) == "runs/r/commits/void/u1.2"
+
+
+@pytest.mark.parametrize(
+    ("names", "edition", "committed"),
+    [
+        ([], 0, False),
+        (["u1"], 0, True),
+        (["u1", "void/u1"], 1, False),
+        (["u1", "u1.1", "void/u1"], 1, True),
+        (["u1", "u1.1", "void/u1", "void/u1.1"], 2, False),
+        (["u1", "u1.1"], 0, True),  # the void was made after the listing had passed by
+        (["u1", "void/u10", "void/u1.x", "notes/u1"], 0, True),
+        (["u10", "u1.x", "notes/u1"], 0, False),
+    ],
+)
+def test_which_commit_counts_is_told_by_names_alone(names: list[str], edition: int, committed: bool) -> None:
+    found = ledger.editions("r", [f"runs/r/commits/{name}" for name in names])
+    assert (found.of("u1"), "u1" in found.committed) == (edition, committed)
+
+
+def test_leases_of_before_they_said_their_length_are_read() -> None:
+    old = b'{"unit":"u1","attempt":"a-1","fence":2}'
+    lease = ledger.decode_lease(old)
+    assert lease == ledger.Lease(unit="u1", attempt="a-1", fence=2)
+    assert ledger.encode(lease) == old
 
 
 def test_a_prefix_of_one_unit_does_not_catch_another() -> None:
@@ -219,13 +260,16 @@ def test_verify_compares_with_the_bucket(change: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, ledger.BLOCK_BYTES, ledger.BLOCK_BYTES + 1, 2 * ledger.BLOCK_BYTES])
-def test_checksums_of_both_kinds_are_known(size: int) -> None:
+@pytest.mark.parametrize("kind", [ledger.BLOCKS_KIND, ledger.FAST_KIND])
+def test_checksums_of_all_kinds_are_known(size: int, kind: str) -> None:
     data = bytes(range(251)) * (size // 251 + 1)
     data = data[:size]
     blocks = [data[at : at + ledger.BLOCK_BYTES] for at in range(0, size, ledger.BLOCK_BYTES)]
-    by_blocks = ledger.checksum_of_blocks(hashlib.sha256(block).digest() for block in blocks)
+    make = hashlib.sha256 if kind == ledger.BLOCKS_KIND else blake3
+    by_blocks = ledger.checksum_of_blocks([make(block).digest() for block in blocks], kind)
+    assert by_blocks == kind + hashlib.sha256(b"".join(make(block).digest() for block in blocks)).hexdigest()
     assert ledger.matches(data, ledger.checksum(data))
     assert ledger.matches(data, by_blocks)
     assert not ledger.matches(data + b"x", ledger.checksum(data))
     assert not ledger.matches(data + b"x", by_blocks)
-    assert not ledger.matches(data, by_blocks.removeprefix(ledger.BLOCKS_KIND))
+    assert not ledger.matches(data, by_blocks.removeprefix(kind))

@@ -60,17 +60,41 @@ def test_windows_of_a_document_and_chosen_positions() -> None:
     plan = make_plan(rows=1, unit_rows=1, sites=("embed",), dtype="float32", work={})
     pieces = [
         Piece(
-            0, "d", np.array([7, 8, 9], np.int32), {"embed": values}, np.array([64, 66, 68], np.int32), truncated=True
+            0,
+            "d",
+            np.array([7, 8, 9], np.int32),
+            {"embed": values},
+            np.array([64, 66, 68], np.int32),
+            total=70,
+            first=64,
         ),
-        Piece(0, "d", np.array([1, 2, 3], np.int32), {"embed": values + 1}, np.array([0, 2, 4], np.int32)),
+        Piece(0, "d", np.array([1, 2, 3], np.int32), {"embed": values + 1}, np.array([0, 2, 4], np.int32), total=70),
     ]
     objects, facts = encode_unit(plan, plan.units[0], pieces)
     index = read_index(objects[INDEX]).to_pylist()
-    assert [(entry["position"], entry["start"], entry["truncated"]) for entry in index] == [
-        (0, 3, False),
-        (64, 0, True),
+    assert [(entry["position"], entry["start"], entry["first"], entry["total"]) for entry in index] == [
+        (0, 3, 0, 70),
+        (64, 0, 64, 70),
     ]
-    assert (facts.documents, facts.tokens, facts.truncated) == (1, 6, 1)
+    assert (facts.documents, facts.tokens, facts.truncated) == (1, 6, 0)
+
+
+def test_documents_that_lost_tokens_are_counted_and_say_how_many() -> None:
+    plan = make_plan(rows=3, unit_rows=3, sites=("embed",), dtype="float32", work={})
+    values = np.ones((2, 4), np.float32)
+    pieces = [
+        Piece(0, "a", np.array([1, 2], np.int32), {"embed": values}, total=9, cut="head", dropped=7),
+        Piece(1, "b", np.array([1, 2], np.int32), {"embed": values}, total=5, first=3, cut="tail", dropped=3),
+        Piece(2, "c", np.array([1, 2], np.int32), {"embed": values}, total=2),
+    ]
+    objects, facts = encode_unit(plan, plan.units[0], pieces)
+    assert facts.truncated == 2
+    found = read_index(objects[INDEX]).select(["total", "first", "cut", "dropped", "truncated"]).to_pylist()
+    assert [tuple(each.values()) for each in found] == [
+        (9, 0, "head", 7, True),
+        (5, 3, "tail", 3, True),
+        (2, 0, "", 0, False),
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Awaitable, Callable
+from fnmatch import fnmatch
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from penstock.domain import ledger
 from penstock.domain.admission import BadInput
 from penstock.extract.calls import Calls
-from penstock.extract.layout import decode_commit
+from penstock.extract.claims import Claim
+from penstock.extract.commit import publish
+from penstock.extract.layout import Content, UnitFacts, decode_commit
 from penstock.extract.plan import RunPlan
-from penstock.extract.seal import find_manifest, seal, sweep
+from penstock.extract.seal import Reopened, find_manifest, seal, sweep
 from penstock.extract.verify import requeue, verify
 from penstock.objects.memory import MemoryObjects
-from tests.process.extraction import check
-from tests.unit.extract.cheap import finish, finished, memory, run
+from penstock.ports.objects import Stored
+from tests.process.extraction import cheap_plan, check
+from tests.unit.extract.cheap import calls_to, finish, finished, memory, run
+
+FACTS = UnitFacts(
+    documents=0,
+    empty=0,
+    tokens=0,
+    truncated=0,
+    rows_sha256="",
+    sizes=(),
+    sites={},
+    seconds=0.0,
+    worker="zombie",
+    code="test",
+)
 
 
 def whole() -> tuple[MemoryObjects, Calls, RunPlan]:
@@ -30,7 +49,7 @@ def everything(bucket: MemoryObjects) -> dict[str, bytes]:
 
 
 def first(bucket: MemoryObjects, part: str) -> str:
-    return next(path for path in bucket.paths() if part in path)
+    return next(path for path in bucket.paths() if fnmatch(path, f"*{part}*"))
 
 
 def test_a_finished_run_is_sound() -> None:
@@ -48,10 +67,11 @@ def flip(data: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
-    "a vector": ("resid_post.1.safetensors", flip, "is not the write"),
-    "a token": ("tokens.safetensors", flip, "is not the write"),
+    "a vector": ("resid_post.1.safetensors", flip, "has other bytes than were committed"),
+    "a token": ("tokens.safetensors", flip, "has other bytes than were committed"),
     "gone": ("mlp_out.0.safetensors", None, "is gone"),
-    "the index of the run": ("/index/", flip, "the run's index"),
+    "the list of refused rows": ("/index/*.refused.jsonl", flip, "the list of refused rows"),
+    "the index of the run": ("/index/*.arrow", flip, "the run's index"),
     "another commit": ("/commits/", lambda data: data.replace(b'"start":0', b'"start":1'), "no such unit"),
 }
 
@@ -155,6 +175,131 @@ def test_sweeping_spares_attempts_that_may_still_win() -> None:
     assert run(story) == 1
     left = [path for path in bucket.paths() if "/slow-1/" in path]
     assert left == [ledger.data_path(plan.run, open_unit, "slow-1", "tokens.safetensors")]
+
+
+class Meanwhile(Calls):
+    """Calls of which one has others do something first."""
+
+    def __init__(self, bucket: MemoryObjects, aimed: Callable[[str, str], bool], do: Callable[[], Awaitable[None]]):
+        super().__init__(bucket, random.Random(1), patience_s=30)
+        self._aimed = aimed
+        self._do: Callable[[], Awaitable[None]] | None = do
+
+    @override
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        await self._now("list", prefix)
+        return await super().list(prefix)
+
+    @override
+    async def read(self, path: str) -> Stored | None:
+        await self._now("read", path)
+        return await super().read(path)
+
+    @override
+    async def create(self, path: str, data: bytes) -> None:
+        await self._now("create", path)
+        await super().create(path, data)
+
+    async def _now(self, verb: str, path: str) -> None:
+        if self._do is not None and self._aimed(verb, path):
+            do, self._do = self._do, None
+            await do()
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("list", "data"), ("list", "commits"), ("read", "commits")])
+def test_a_unit_that_is_made_again_during_a_sweep_keeps_its_data(verb: str, kind: str) -> None:
+    bucket, calls, plan = whole()
+
+    async def others() -> None:
+        await requeue(calls, plan, plan.units[0].id, force=True)
+        await finish(calls, plan, "two")
+
+    slow = Meanwhile(bucket, lambda done, path: (done, path.split("/")[2]) == (verb, kind), others)
+    run(lambda: sweep(slow, plan))
+    assert run(lambda: verify(calls, plan)).problems == ()
+    check(everything(bucket), plan)
+
+
+def test_a_zombie_whose_data_were_swept_cannot_commit_after_a_requeue() -> None:
+    """It lost while another's commit stood; that the commit is void now must not let it win with data that are gone."""
+    bucket, calls, plan = whole()
+    unit = plan.units[0]
+    zombie = ledger.data_path(plan.run, unit.id, "zombie-1", "tokens.safetensors")
+
+    async def story() -> None:
+        await bucket.put(zombie, b"half")
+        assert await sweep(calls, plan) == 1
+        await requeue(calls, plan, unit.id, force=True)
+        won = await publish(calls, plan, Claim(unit, "zombie-1", 0), Content({}, FACTS))
+        assert not won
+        await finish(calls, plan, "two")
+
+    run(story)
+    check(everything(bucket), plan)
+
+
+def test_a_manifest_that_comes_after_a_requeue_counts_for_nothing() -> None:
+    bucket, calls, plan = whole()
+
+    async def story() -> None:
+        await bucket.delete(first(bucket, "/manifest/"))
+        slow = Meanwhile(
+            bucket,
+            lambda verb, path: verb == "create" and "/manifest/" in path,
+            lambda: _void(calls, plan),
+        )
+        with pytest.raises(Reopened, match="was requeued while the manifest was written"):
+            await seal(slow, plan)
+        assert not [path for path in bucket.paths() if "/manifest/" in path]
+        # And if whoever wrote it was killed before it could look again:
+        stale = await _stale_manifest(bucket, plan)
+        assert await find_manifest(calls, plan.run) is None
+        await finish(calls, plan, "two")
+        assert bucket.peek(stale) is None
+
+    run(story)
+    assert run(lambda: verify(calls, plan)).problems == ()
+    check(everything(bucket), plan)
+
+
+def test_a_worker_whose_run_is_reopened_while_it_seals_goes_on() -> None:
+    bucket, plan = memory(), cheap_plan(30, 7)
+    slow = Meanwhile(
+        bucket,
+        lambda verb, path: verb == "create" and "/manifest/" in path,
+        lambda: _void(calls_to(bucket), plan),
+    )
+    run(lambda: finish(slow, plan))
+    checked = run(lambda: verify(slow, plan))
+    assert (checked.problems, checked.sealed) == ((), True)
+    check(everything(bucket), plan)
+
+
+async def _void(calls: Calls, plan: RunPlan) -> None:
+    await requeue(calls, plan, plan.units[0].id, force=True)
+
+
+async def _stale_manifest(bucket: MemoryObjects, plan: RunPlan) -> str:
+    """Made of the commits before any was void."""
+    other = memory()
+    for path, data in everything(bucket).items():
+        if "/void/" not in path:
+            await other.put(path, data)
+    stale = await seal(calls_to(other), plan)
+    path = ledger.manifest_path(plan.run, stale)
+    await bucket.put(path, ledger.encode(stale))
+    return path
+
+
+def test_a_manifest_of_the_next_edition_survives_a_requeue_that_was_slow() -> None:
+    """Only what names a commit that is void is removed, not whatever lies there by then."""
+    bucket, calls, plan = whole()
+    slow = Meanwhile(
+        bucket, lambda verb, path: verb == "list" and "/manifest/" in path, lambda: finish(calls, plan, "two")
+    )
+    run(lambda: requeue(slow, plan, plan.units[0].id, force=True))
+    checked = run(lambda: verify(calls, plan))
+    assert (checked.problems, checked.sealed) == ((), True)
 
 
 def test_commits_name_worker_and_code() -> None:

@@ -91,14 +91,17 @@ class Bucket:
 
 def test_one_replica_does_the_run() -> None:
     bucket = Bucket()
-    reports: list[int] = []
+    reports: list[tuple[int, bool]] = []
+
+    def report(units: int, holding: bool) -> None:
+        reports.append((units, holding))
 
     async def main() -> int:
-        replica = Replica(FAST, bucket.objects, random.Random(1), attempt="a1", report=reports.append)
+        replica = Replica(FAST, bucket.objects, random.Random(1), attempt="a1", report=report)
         return await replica.work()
 
     assert run(main()) == 0
-    assert reports == [5, 4, 3, 2, 1, 0]
+    assert reports == [(left, holding) for left in (5, 4, 3, 2, 1) for holding in (False, True)] + [(0, False)]
     assert [kind for kind, _ in bucket.log].count("shard.claimed") == 5
     bucket.check()
 
@@ -198,6 +201,7 @@ def test_a_replica_runs_as_a_process_of_an_agent() -> None:
     assert sorted(record.subject for record in committed) == [f"r/{unit.id}" for unit in PLAN.units]
     assert {record.body["attempt"] for record in committed} == {"a1", "a1.1"}
     assert {held.open_units for _, held in desk.held()} >= {5, 0}
+    assert {held.holding for _, held in desk.held()} >= {True, False}
     (planned,), (complete,) = desk.records("shard.planned"), desk.records("dataset.complete")
     assert planned.body["rows"] == 45
     assert planned.t <= complete.t
