@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import msgspec
 
-from penstock.extract import attention_cudnn, attention_pallas, attention_splash
+from penstock.extract import attention_blocks, attention_cudnn, attention_pallas, attention_splash
 from penstock.extract.config import ModelConfig
+from penstock.extract.mesh import SCORES_BYTES_MAX
 
 MASKED: Final = -1e30  # finite, so that a row without any visible column gives numbers instead of NaN
-SCORES_BYTES_MAX: Final = 1 << 30  #: of `plain` at once; beyond, it goes row by row
 HALVES: Final = ("bfloat16", "float16")
 POWERS: Final = (16, 32, 64, 128, 256)
 
@@ -78,8 +78,11 @@ def choose(
         device = Device(device)
     if device.platform == "tpu":
         return _on_tpu(config, width)
+    if device.platform == "cpu" and width >= attention_blocks.FROM and width % attention_blocks.BLOCK == 0:
+        reason = f"attention in blocks: rows of {width} on a CPU"
+        return Attention("blocks", reason, attention_blocks.segments, attention_blocks.attend)
     if device.platform != "gpu":
-        return plain(f"plain attention: {device.platform} has no kernel of its own")
+        return plain(f"plain attention: {device.platform} has none of its own for rows of {width}")
     if dtype not in HALVES:
         return plain(f"plain attention: the kernels are for {' and '.join(HALVES)}, and {dtype} was asked for")
     return _on_gpu(device, config, width, segments_max)
@@ -149,5 +152,5 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, mask:
 
 
 def plain(reason: str = "the reference") -> Attention:
-    """The definition itself: for CPUs, for tests, and where nothing faster fits."""
+    """The definition itself: for tests, and where nothing faster fits."""
     return Attention("plain", reason, lambda segments: segments, attend_plain)

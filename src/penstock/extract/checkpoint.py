@@ -1,8 +1,9 @@
 """A Hugging Face directory of safetensors files: which tensor lies where, and the reading of single tensors.
 
 `weights` asks it for tensors by name; headers and byte ranges are read as needed, so a file no wanted tensor lies in is
-never opened. The files are somebody else's: offsets, shapes and dtypes are checked before they are believed, and no
-code in them can run. It must not import jax.
+never opened. `work` has names and shapes checked when it plans, before capacity is bought for a model that cannot be
+loaded. The files are somebody else's: offsets, shapes and dtypes are checked before they are believed, and no code in
+them can run. It must not import jax.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -19,11 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.domain.admission import BadInput
-from penstock.objects.inputs import Input, find_inputs, open_input, read_input
+from penstock.extract.config import ModelConfig
+from penstock.extract.parameters import embedding, final_norm, layer_parameters
+from penstock.objects.inputs import Input, find_inputs, open_input, read_beginning, read_input
 
 INDEX: Final = "model.safetensors.index.json"
 HEADER_BYTES_MAX: Final = 100 << 20  #: as the safetensors library has it
+_REQUESTS: Final = 8
+_FIRST_BYTES: Final = 256 << 10  #: in which most headers end; a longer one is asked for a second time
 SMALL_BYTES_MAX: Final = 64 << 20  #: config and index
+
+#: Where a text model's tensors begin, in the order of likelihood; the last two are of models that also see images.
+_PREFIXES: Final = ("model.", "", "language_model.model.", "model.language_model.")
+_SEEING: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
 
 _DTYPES: Final[dict[str, npt.DTypeLike]] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
@@ -72,6 +83,17 @@ class Checkpoint:
         if raw is not out:
             out[...] = raw.astype(out.dtype)
 
+    def read_headers(self) -> None:
+        """Of all files with tensors, several at once: a large model has hundreds, and each costs a request."""
+        names = sorted(set(self.where.values()) - set(self._headers))
+        with ThreadPoolExecutor(_REQUESTS, "penstock-headers") as threads:
+            found = threads.map(lambda name: _read_header(self._files[name], self._environment), names)
+            self._headers |= dict(zip(names, found, strict=True))
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor that `read` would refuse, from the file's header alone."""
+        self._place(name, shape)
+
     def _index(self) -> dict[str, str]:
         data = read_input(self.address + INDEX, self._environment, at_most=SMALL_BYTES_MAX)
         if data is not None:
@@ -119,12 +141,14 @@ class Checkpoint:
 
 def _read_header(file: Input, environment: Mapping[str, str]) -> tuple[int, dict[str, _Entry]]:
     name = file.address.rpartition("/")[2]
-    with open_input(file, environment) as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if not 2 <= length <= min(HEADER_BYTES_MAX, file.size - 8):
-            rule = f"has a header of {length} bytes, which cannot be"
-            raise BadInput("weights", name, rule, "the file is damaged or no safetensors file: fetch it again")
-        data = opened.read(length)
+    data = read_beginning(file, _FIRST_BYTES, environment)
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= min(HEADER_BYTES_MAX, file.size - 8):
+        rule = f"has a header of {length} bytes, which cannot be"
+        raise BadInput("weights", name, rule, "the file is damaged or no safetensors file: fetch it again")
+    if len(data) < 8 + length:
+        data = read_beginning(file, 8 + length, environment)
+    data = data[8 : 8 + length]
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
@@ -138,7 +162,41 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def check_names(found: Mapping[str, str], expected: set[str], allowed: set[str]) -> None:
+def check_model(address: str, config: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """Names and shapes of all tensors, as the files' headers have them, which are some kilobytes of each file."""
+    checkpoint = Checkpoint(address, environment)
+    prefix = check_tensors(checkpoint, config)
+    checkpoint.read_headers()
+    for name, shape in _tensors(config, prefix).items():
+        checkpoint.check(name, shape)
+
+
+def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """The prefix of the model's names, if exactly its tensors are there: also those that are not going to be read."""
+    where = checkpoint.where
+    embed = embedding(config).sources[0]
+    prefix = next((each for each in _PREFIXES if each + embed in where), _PREFIXES[0])
+    expected = set(_tensors(config, prefix))
+    heads = {name for name in _HEADS if name in where}
+    if not config.tied and prefix and not heads:
+        expected.add(_HEADS[0])
+    seeing = _SEEING if prefix in _PREFIXES[2:] else ()
+    # Old files keep a table of rotary frequencies, which follows from the config.
+    aside = {name for name in where if name.startswith(seeing) or name.endswith(".rotary_emb.inv_freq")}
+    _check_names(where, expected, heads | aside)
+    return prefix
+
+
+def _tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """All tensors of the model but its head, by their names in the files."""
+    found = {prefix + each.sources[0]: each.shape for each in (embedding(config), final_norm(config))}
+    for layer in range(len(config.layers)):
+        for tensor in layer_parameters(config):
+            found |= {f"{prefix}layers.{layer}.{source}": tensor.source_shape for source in tensor.sources}
+    return found
+
+
+def _check_names(found: Mapping[str, str], expected: set[str], allowed: set[str]) -> None:
     """Refuse a checkpoint that lacks tensors or has some nobody would use: it is of another model than its config."""
     missing, extra = sorted(expected - set(found)), sorted(set(found) - expected - allowed)
     if missing:

@@ -8,9 +8,8 @@ worker's own choice. Every input row gives at least one piece, if only an empty 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Final
 
 import jax
 import msgspec
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.domain.ledger import Unit
-from penstock.extract import engine, feed, packing, work
+from penstock.extract import engine, feed, fit, packing, work
 from penstock.extract.config import load_config
 from penstock.extract.engine import Engine
 from penstock.extract.layout import Course, Piece
@@ -28,15 +27,8 @@ from penstock.extract.plan import RunPlan
 from penstock.extract.shapes import PackedBatch
 from penstock.extract.source import Refused
 from penstock.extract.tensors import Array
-from penstock.extract.tokens import Passage
+from penstock.extract.tokens import Cut, Passage
 from penstock.extract.weights import load_weights
-
-#: Of one device and step, by platform: enough to fill it. A CPU has no use for more than a few rows.
-STEP_TOKENS: Final = {"cpu": 4096, "gpu": 65_536, "tpu": 65_536}
-
-#: How many times fewer rows the second program has on an accelerator, for the end of a unit: without it half a step is
-#: lost with each unit, which has about nine at the largest size of objects.
-SMALLER: Final = 4
 
 #: Batches in, results by site name out, in order.
 RunBatches = Callable[[Iterator[PackedBatch]], Iterator[Mapping[str, Array]]]
@@ -47,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int | None = None  #: of a step; None: as many as the platform likes
     processes: int = 0  #: that tokenise; 0: none but this one
-    in_flight: int = engine.IN_FLIGHT
+    in_flight: int = fit.IN_FLIGHT
     mesh: MeshShape | None = None  #: None: rows are cut over all devices of this host
 
 
@@ -61,7 +53,9 @@ class ModelCompute:
         self._say = say
         work.check(self._work)
         self._feeder = feed.Feeder(self._work.order, settings.processes)  # its processes end with this one
+        self._feeder.start()  # they come up while the weights are loaded
         self._engine = self._begin()
+        work.check(self._work)  # again: what was loaded is what was compared
 
     def __call__(self, plan: RunPlan, unit: Unit) -> Course:
         """The first rows are read and tokenised at once; the device works when the pieces are asked for."""
@@ -88,12 +82,20 @@ class ModelCompute:
         )
 
         def told() -> Iterator[tuple[PackedBatch, list[Placement]]]:
-            yield from packed
-            course.on_fed()  # the engine asks for more when it has been given the last batch
+            last = next(packed, None)
+            while last is not None:
+                following = next(packed, None)
+                if following is None:
+                    course.on_fed()  # with its last batch: steps before it keep it busy until the next unit is there
+                yield last
+                last = following
 
-        # Which rows were refused is known when the last one was read.
-        pieces = chain(cut_apart(passages, told(), self._engine.run), (_empty(each) for each in refused))
-        course = Course(pieces)
+        def pieces() -> Generator[Piece, None, None]:
+            yield from cut_apart(passages, told(), self._engine.run)
+            # Which rows were refused is known when the last one was read.
+            yield from map(_empty, refused)
+
+        course = Course(pieces())
         return course
 
     def _begin(self) -> Engine:
@@ -103,11 +105,27 @@ class ModelCompute:
         config = load_config(self._work.model)
         sites = [work.site_of(name) for name in self._plan.sites]
         shape = self._settings.mesh or MeshShape(data=len(devices))
-        per_device = max(1, STEP_TOKENS.get(devices[0].platform, STEP_TOKENS["cpu"]) // width)
-        rows = self._settings.rows or per_device * shape.data * shape.fsdp
-        check_shape(shape, config, devices=len(devices), rows=rows)
+        parts, platform = shape.data * shape.fsdp, devices[0].platform
+        wished = self._settings.rows or fit.step_rows(platform, width) * parts
+        check_shape(shape, config, devices=len(devices), rows=wished)
+        room = engine.room(
+            config,
+            sites,
+            devices,
+            dtype=dtype,
+            rows=wished,
+            width=width,
+            shape=shape,
+            segments_max=self._work.segments_max,
+            in_flight=self._settings.in_flight,
+        )
+        if not room.possible:
+            raise room.refusal()
+        # Who names the rows is believed, until memory runs out.
+        rows = self._settings.rows or room.rows
+        if rows < wished:
+            self._say(f"{rows} rows a step instead of {wished}, for which memory is too little: {room.memory_wished}")
         mesh = make_mesh(shape, devices) if len(devices) > 1 else None
-        small = None if devices[0].platform == "cpu" or rows % (SMALLER * shape.data * shape.fsdp) else rows // SMALLER
         made = engine.prepare(
             config,
             sites,
@@ -115,18 +133,19 @@ class ModelCompute:
             dtype=dtype,
             rows=rows,
             width=width,
-            small=small,
+            small=fit.small_rows(platform, rows, parts),
             segments_max=self._work.segments_max,
             mesh=mesh,
             in_flight=self._settings.in_flight,
         )
-        self._say(f"{len(devices)} × {devices[0].device_kind}: {rows} rows of {width} a step; {'; '.join(made.said)}")
+        kind, rows = devices[0].device_kind, made.shape[0]
+        self._say(f"{len(devices)} × {kind}: {rows} rows of {width} a step; {'; '.join(made.said)}")
         return made
 
 
 def cut_apart(
     passages: list[Passage], packed: Iterable[tuple[PackedBatch, list[Placement]]], run: RunBatches
-) -> Iterator[Piece]:
+) -> Generator[Piece, None, None]:
     """The pieces of the results: each passage's own columns, of these the ones that are kept."""
     placed: deque[list[Placement]] = deque()
 
@@ -154,17 +173,22 @@ def _piece(passage: Passage, place: Placement, found: Mapping[str, Array]) -> Pi
         positions=kept + np.int32(passage.first),
         file=passage.file,
         offset=passage.offset,
-        truncated=passage.cut is not None,
+        total=passage.total,
+        first=passage.first,
+        cut=passage.cut or "",
+        # Windows leave nothing out, so that only what a cut document keeps is less than the document.
+        dropped=passage.total - len(passage.tokens) if passage.cut in (Cut.HEAD, Cut.TAIL) else 0,
     )
 
 
 def _empty(refused: Refused) -> Piece:
     return Piece(
         row=refused.row,
-        document=f"row {refused.row}",
+        document=f"row {refused.row}" if refused.id is None else refused.id,
         tokens=np.zeros(0, np.int32),
         sites={},
         file=refused.file,
         offset=refused.line - 1,
         note=refused.reason,
+        excerpt=refused.excerpt,
     )

@@ -78,11 +78,16 @@ class ModelConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 def load_config(address: str, environment: Mapping[str, str] = os.environ) -> ModelConfig:
     """Of the Hugging Face directory at `address`, here or in a bucket."""
+    return parse_config(read_config(address, environment))
+
+
+def read_config(address: str, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The bytes of the directory's config.json."""
     data = read_input(f"{address.rstrip('/')}/config.json", environment, at_most=_FILE_BYTES_MAX)
     if data is None:
         rule = "has no config.json"
         raise BadInput("model", address, rule, "give a Hugging Face directory, local, gs:// or s3://")
-    return parse_config(data)
+    return data
 
 
 def parse_config(data: bytes) -> ModelConfig:

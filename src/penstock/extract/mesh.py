@@ -30,6 +30,8 @@ ROWS: Final = (DATA, FSDP)
 
 SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+SCORES_BYTES_MAX: Final = 1 << 30  #: of plain attention at once; beyond, it goes row by row
+
 
 class MeshShape(msgspec.Struct, frozen=True, gc=False):
     data: int = 1
@@ -46,6 +48,19 @@ class MeshShape(msgspec.Struct, frozen=True, gc=False):
 
 
 ONE_DEVICE: Final = MeshShape()
+
+
+def parse_mesh(text: str | None) -> MeshShape | None:
+    """`data=4,tensor=2`, each axis at most once."""
+    if text is None:
+        return None
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in MeshShape.__struct_fields__ or axis in found or not (size.isascii() and size.isdecimal()):
+            raise BadInput("mesh", text, f"has {part!r}, which is no axis", "write data=4,fsdp=1,tensor=2")
+        found[axis] = int(size)
+    return MeshShape(**found)
 
 
 def check_shape(shape: MeshShape, config: ModelConfig, *, devices: int, rows: int) -> None:
@@ -191,10 +206,15 @@ def estimate(
     width: int,
     dtype: str,
     shape: MeshShape = ONE_DEVICE,
-    in_flight: int = 2,
-    scores: bool = True,
+    in_flight: int,
+    scores: bool,
+    gated: bool = False,
 ) -> Memory:
-    """What a step of `rows` × `width` tokens takes; `scores`: attention writes its scores out, as the plain does."""
+    """What a step of `rows` × `width` tokens takes, by arithmetic on its arrays.
+
+    `scores`: attention writes its scores out, as the plain one does. `gated`: gate, up and what is between them are one
+    kernel (`gate_up`), so that only its result is written.
+    """
     size = SIZES[dtype]
     own_rows = rows // (shape.data * shape.fsdp)
     tokens = own_rows * width
@@ -203,8 +223,9 @@ def estimate(
     qkv = tokens * (heads + 2 * max(config.kv_heads // shape.tensor, 1)) * config.head_dim * size
     attention = qkv + tokens * heads * config.head_dim * size
     if scores:
-        attention += own_rows * heads * width * width * (4 + 4 + size)  # scores, their softmax, its rounded copy
-    mlp = 3 * tokens * (config.hidden // shape.tensor) * size
+        at_once = 1 if 4 * own_rows * heads * width * width > SCORES_BYTES_MAX else own_rows
+        attention += at_once * heads * width * width * (4 + 4 + size)  # scores, their softmax, its rounded copy
+    mlp = (1 if gated else 3) * tokens * (config.hidden // shape.tensor) * size
     tables = 2 * 4 * tokens * (config.head_dim // 2) * len({kind.rope for kind in config.layers})
     working = 3 * stream + max(attention, mlp) + tables
     if shape.fsdp > 1 and course.pieces:

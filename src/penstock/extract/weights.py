@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.domain.admission import BadInput
 from penstock.extract.capture import Course, arrange
-from penstock.extract.checkpoint import Checkpoint, check_names
+from penstock.extract.checkpoint import Checkpoint, check_tensors
 from penstock.extract.config import ModelConfig
 from penstock.extract.mesh import SIZES, Spread
 from penstock.extract.model import Params
@@ -25,11 +25,6 @@ from penstock.extract.parameters import Parameter, embedding, final_norm, layer_
 from penstock.extract.shapes import Site
 
 THREADS: Final = 8  #: reads at once: one stream of a bucket does not fill the line
-
-#: Where a text model's tensors begin, in the order of likelihood; the last two are of models that also see images.
-_PREFIXES: Final = ("model.", "", "language_model.model.", "model.language_model.")
-_SEEING: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
 
 #: Gives a tensor of the model itself (no layers), or one stacked over layers.
 Make = Callable[[Parameter, Sequence[int] | None], jax.Array]
@@ -48,7 +43,7 @@ def load_weights(
     if dtype not in SIZES:
         raise BadInput("dtype", dtype, "is not supported", f"use one of {', '.join(SIZES)}")
     checkpoint = Checkpoint(address, environment)
-    prefix = _check(checkpoint, config)
+    prefix = check_tensors(checkpoint, config)
     place = Spread(mesh, config)
     with ThreadPoolExecutor(THREADS, "penstock-weights") as threads:
 
@@ -85,22 +80,3 @@ def assemble(config: ModelConfig, course: Course, make: Make) -> Params:
     if course.final_norm:
         params["final_norm"] = make(final_norm(config), None)
     return params
-
-
-def _check(checkpoint: Checkpoint, config: ModelConfig) -> str:
-    """The prefix of the model's names, if exactly its tensors are there: also those that are not going to be read."""
-    where = checkpoint.where
-    embed = embedding(config).sources[0]
-    prefix = next((each for each in _PREFIXES if each + embed in where), _PREFIXES[0])
-    expected = {prefix + embed, prefix + final_norm(config).sources[0]}
-    for layer in range(len(config.layers)):
-        for tensor in layer_parameters(config):
-            expected |= {f"{prefix}layers.{layer}.{source}" for source in tensor.sources}
-    heads = {name for name in _HEADS if name in where}
-    if not config.tied and prefix and not heads:
-        expected.add(_HEADS[0])
-    seeing = _SEEING if prefix in _PREFIXES[2:] else ()
-    # Old files keep a table of rotary frequencies, which follows from the config.
-    aside = {name for name in where if name.startswith(seeing) or name.endswith(".rotary_emb.inv_freq")}
-    check_names(where, expected, heads | aside)
-    return prefix

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.extract import attention_cudnn, attention_pallas, attention_splash
+from penstock.extract import attention_blocks, attention_cudnn, attention_pallas, attention_splash
 from penstock.extract.attention import Device, Mask, attend_plain, choose, plain
 from penstock.extract.config import LayerKind, ModelConfig, Rope
 
@@ -84,6 +84,27 @@ def test_a_token_sees_nothing_of_another_document() -> None:
     before = attend_plain(q, k, v, ids, MASKS["causal"])
     k, v = (each.at[0, :100].set(1e4) for each in (k, v))
     after = attend_plain(q, k, v, ids, MASKS["causal"])
+    assert not np.array_equal(before[0, :100], after[0, :100])
+    assert np.array_equal(before[0, 100:195], after[0, 100:195])
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_blocks_for_cpus_are_the_definition(mask: Mask) -> None:
+    """Every length of columns occurs: documents that end in their block, and one that is the whole row."""
+    (q, k, v), ids = heads(4, width=320), rows(320)
+    ids = ids.at[0, 197:290].set(6)
+    found = jax.jit(attention_blocks.attend, static_argnums=4)(q, k, v, attention_blocks.segments(ids), mask)
+    assert apart(found, attend_plain(q, k, v, ids, mask), ids) < 1e-5
+
+
+def test_blocks_reach_back_as_far_as_documents_do_and_no_further() -> None:
+    assert attention_blocks.lengths(64) == [64]
+    assert attention_blocks.lengths(320) == [128, 192, 256, 320]
+    assert attention_blocks.lengths(2048) == [128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+    (q, k, v), ids = heads(3), rows()
+    before = attention_blocks.attend(q, k, v, attention_blocks.segments(ids), MASKS["causal"])
+    k, v = (each.at[0, :100].set(1e4) for each in (k, v))
+    after = attention_blocks.attend(q, k, v, attention_blocks.segments(ids), MASKS["causal"])
     assert not np.array_equal(before[0, :100], after[0, :100])
     assert np.array_equal(before[0, 100:195], after[0, 100:195])
 
@@ -164,7 +185,10 @@ HOPPER, AMPERE, VOLTA = (Device("gpu", "a GPU", capability) for capability in ((
 @pytest.mark.parametrize(
     ("device", "model", "rest", "name", "word"),
     [
-        ("cpu", config(), {}, "plain", "cpu"),
+        ("cpu", config(), {}, "blocks", "2048"),
+        ("cpu", config(), {"width": 512, "dtype": "float32"}, "blocks", "512"),
+        ("cpu", config(), {"width": 600}, "plain", "cpu"),
+        ("cpu", config(), {"width": 256}, "plain", "cpu"),
         ("tpu", config(), {}, "splash", "TPU"),
         ("tpu", config(), {"width": 100}, "plain", "128"),
         (HOPPER, config(), {}, "pallas", "a GPU"),

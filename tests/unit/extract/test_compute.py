@@ -18,7 +18,9 @@ from penstock.extract.attention import plain
 from penstock.extract.compute import ModelCompute, Settings
 from penstock.extract.config import load_config
 from penstock.extract.content import Reading
-from penstock.extract.layout import Piece
+from penstock.extract.engine import room
+from penstock.extract.fit import Fit
+from penstock.extract.layout import INDEX, Piece, read_index
 from penstock.extract.model import make_step
 from penstock.extract.shapes import parse_sites
 from penstock.extract.source import Source, SourceSpec
@@ -116,10 +118,13 @@ def test_packed_documents_are_as_if_alone(folder: Path, alone: Alone) -> None:
     for number, each in enumerate(rows):
         ids = alone.tokens(each["text"])
         piece = by_row[number]
-        assert (piece.document, piece.truncated) == (each["id"], len(ids) > WIDTH)
+        assert (piece.document, piece.total, piece.first) == (each["id"], len(ids), 0)
+        assert (piece.cut, piece.dropped) == (("head", len(ids) - WIDTH) if len(ids) > WIDTH else ("", 0))
         assert piece.tokens.tolist() == ids[:WIDTH]
         check(piece, alone(ids[:WIDTH]))
     assert [len(by_row[row].tokens) for row in (14, 15, 16)] == [0, 0, 0]
+    assert [by_row[row].document for row in (14, 15, 16)] == ["row 14", "x", "y"], "an id that can be read is kept"
+    assert [by_row[row].excerpt for row in (14, 15, 16)] == ["{broken", '{"id":"x","text":5}', ""]
     assert "not text" in by_row[15].note
     assert "no tokens" in by_row[16].note
 
@@ -138,6 +143,18 @@ def test_it_tells_when_the_device_has_the_last_batch(folder: Path) -> None:
     assert at[0] < len(given), "the device had nothing to do when it told so"
 
 
+def test_a_course_that_is_closed_leaves_its_places_on_the_device(folder: Path) -> None:
+    planned = plan_run(wish(folder, texts(folder)))
+    compute = ModelCompute(planned.plan, Settings(rows=1, in_flight=2), lambda line: None)
+    course = compute(planned.plan, planned.plan.units[0])
+    pieces = iter(course)
+    next(pieces)
+    assert compute._engine._queue._steps
+    course.close()
+    assert not compute._engine._queue._steps
+    assert len(list(compute(planned.plan, planned.plan.units[0]))) == 6
+
+
 def test_windows_and_chosen_positions_keep_their_places(folder: Path, alone: Alone) -> None:
     rows = texts(folder)[8:12]
     planned = plan_run(wish(folder, rows, cut=Cut.WINDOWS, overlap=16, keep=Keep("every", 3)))
@@ -150,6 +167,17 @@ def test_windows_and_chosen_positions_keep_their_places(folder: Path, alone: Alo
         for at, piece in enumerate(own):
             first = at * (WIDTH - 16)
             check(piece, alone(ids[first : first + WIDTH]), first)
+    # Each window tells of its document, and nothing of it was dropped.
+    objects, facts = encode_unit(planned.plan, planned.plan.units[0], found)
+    assert facts.truncated == 0
+    windows = read_index(objects[INDEX]).to_pylist()
+    assert len(windows) > len(rows)
+    for each in windows:
+        total = len(alone.tokens(rows[each["row"]]["text"]))
+        cut = "windows" if total > WIDTH else ""
+        assert (each["total"], each["cut"], each["dropped"], each["truncated"]) == (total, cut, 0, False)
+        assert each["first"] <= each["position"] < each["first"] + WIDTH
+    assert {each["first"] for each in windows} >= {0, WIDTH - 16}
 
 
 def test_a_model_that_was_changed_after_the_plan_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -161,6 +189,33 @@ def test_a_model_that_was_changed_after_the_plan_is_refused(folder: Path, tmp_pa
     weights.write_bytes(bytes(data))
     with pytest.raises(BadInput, match=r"is not the plan's: model\.safetensors differs"):
         ModelCompute(planned.plan, Settings(), lambda line: None)
+
+
+def test_rows_are_as_many_as_the_device_has_memory_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan_run(wish(folder, texts(folder)[:2]))
+    said: list[str] = []
+
+    def begun(memory: int | None, rows: int | None = None) -> int:
+        monkeypatch.setattr("penstock.extract.engine._limit", lambda _: memory)
+        return ModelCompute(planned.plan, Settings(rows=rows), said.append)._engine.shape[0]
+
+    assert begun(None) == 4096 // WIDTH
+    assert len(said) == 1
+    whole = room_of(planned, 4096 // WIDTH).memory
+    assert begun(whole.total // 2) in (8, 16, 32)
+    assert "rows a step instead of 64, for which memory is too little: 0.0" in said[1]
+    assert begun(whole.total // 2, rows=64) == 64, "who names the rows is believed"
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights that cannot fit are not loaded")
+
+    monkeypatch.setattr("penstock.extract.compute.load_weights", load)
+    with pytest.raises(BadInput, match=r"is too little for one row of 64 tokens a step, about .*weights .*--mesh"):
+        begun(whole.weights // 2)
+
+
+def room_of(planned: Planned, rows: int) -> Fit:
+    return room(planned.config, planned.sites, jax.devices()[:1], dtype="float32", rows=rows, width=WIDTH)
 
 
 def test_what_cannot_be_planned_is_refused(folder: Path) -> None:

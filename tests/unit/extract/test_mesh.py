@@ -108,7 +108,7 @@ def test_memory_is_foreseen(sites: str) -> None:
     step = jax.jit(make_step(config, wanted, attention=plain(), dtype="float32"))
     truth = step.lower(params, given, given, given).compile().memory_analysis()
     assert truth is not None
-    told = estimate(config, arrange(config, wanted), rows=rows, width=width, dtype="float32", in_flight=1)
+    told = estimate(config, arrange(config, wanted), rows=rows, width=width, dtype="float32", in_flight=1, scores=True)
     assert told.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert told.results == truth.output_size_in_bytes - truth.output_size_in_bytes % 1024
     assert truth.temp_size_in_bytes <= told.working <= 4 * truth.temp_size_in_bytes
@@ -120,7 +120,8 @@ def test_a_mesh_takes_less_of_each_device() -> None:
     course = arrange(config, parse_sites("resid_post:20"))
 
     def on(shape: MeshShape) -> int:
-        return estimate(config, course, rows=32, width=2048, dtype="bfloat16", shape=shape, scores=False).total
+        asked = estimate(config, course, rows=32, width=2048, dtype="bfloat16", shape=shape, in_flight=3, scores=False)
+        return asked.total
 
     assert on(MeshShape(8, 1, 1)) < on(MeshShape())
     assert on(MeshShape(1, 8, 1)) < on(MeshShape(8, 1, 1))
