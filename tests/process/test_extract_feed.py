@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.domain.admission import BadInput
 from penstock.extract.feed import Feeder, Order, passages
 from penstock.extract.source import Refused, Source, SourceSpec
 from penstock.extract.tokens import Rules
@@ -60,6 +64,43 @@ def test_processes_give_what_one_would_in_the_same_order(order: Order) -> None:
     assert found == expected
     assert ahead == alone
     assert len(found) + len(ahead) == ROWS
+
+
+def test_what_asks_a_worker_to_stop_does_not_take_its_processes_away(order: Order) -> None:
+    """Ctrl-C and a launcher's SIGTERM reach all of a group, and the worker may still need them for its last unit."""
+    with Feeder(order, 1) as feeder:
+        found = feeder.passages(0, ROWS, lambda _: None)
+        next(found)
+        (child,) = multiprocessing.active_children()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, signal.SIGTERM)
+        assert len(list(found)) > ROWS // 2
+
+
+def test_what_a_process_finds_wrong_is_told_in_its_own_words(order: Order, tmp_path: Path) -> None:
+    """Not as a pool that broke: the tokenizer went after this process had read it."""
+    assert order.tokenizer is not None
+    folder = Path(shutil.copytree(order.tokenizer, tmp_path / "tokenizer"))
+    with Feeder(msgspec.structs.replace(order, tokenizer=str(folder)), 2) as feeder:
+        (folder / "tokenizer.json").unlink()
+        feeder.start()
+        with pytest.raises(BadInput, match=r"^tokenizer: .* has no tokenizer\.json") as told:
+            next(feeder.passages(0, ROWS, lambda _: None))
+        assert told.value.field == "tokenizer"
+
+
+def test_processes_that_come_up_early_hear_nothing_that_is_meant_for_the_worker(order: Order) -> None:
+    """Not even before they can ignore it: Ctrl-C in a worker's first second."""
+    with Feeder(order, 2) as feeder:
+        feeder.start()
+        children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        assert len(children) == 2
+        for child in children:
+            os.kill(child, signal.SIGINT)
+            os.kill(child, signal.SIGTERM)
+        assert len(list(feeder.passages(0, ROWS, lambda _: None))) > ROWS // 2
+    assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, ()), "we hear them"
 
 
 def test_processes_end_when_their_parent_is_killed(order: Order, tmp_path: Path) -> None:

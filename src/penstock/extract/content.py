@@ -52,6 +52,8 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 class Unfit(Exception):
     """This row gives no document; the text says why."""
 
+    id: str | None = None  #: the row's own, where that can be read
+
 
 def columns(reading: Reading) -> frozenset[str]:
     """Which columns are needed; the rest of a row need not even be read."""
@@ -88,6 +90,13 @@ def reading(how: Reading) -> Callable[[Row], Content]:
 
     def read(row: Row) -> Content:
         id = None if how.id is None else _id(row, how.id)
+        try:
+            return rest(row, id)
+        except Unfit as error:
+            error.id = id
+            raise
+
+    def rest(row: Row, id: str | None) -> Content:
         if how.tokens is not None:
             tokens = _tokens(row, how.tokens)
             return Content(id, tokens=tokens, flags=None if how.mask is None else _flags(row, how.mask, len(tokens)))

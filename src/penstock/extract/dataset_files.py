@@ -2,7 +2,8 @@
 
 `source` calls it. A directory made by `save_to_disk` names its own files (`state.json`), and a `DatasetDict` its own
 splits (`dataset_dict.json`); in any other folder all files with a known ending count, and a split is recognised by the
-name of a file (`train-00000-of-00002.parquet`) or of a folder (`train/`), as on the Hub.
+name of a file (`train-00000-of-00002.parquet`) or of a folder (`train/`), as on the Hub. What `tpu dataset split` could
+not read is no data, though it once had the name of some.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from penstock.objects.inputs import Input, find_inputs, normal_address, open_inp
 
 _SMALL_BYTES_MAX: Final = 16 << 20  #: of a description; Hugging Face's are some kilobytes
 _DESCRIPTIONS: Final = ("state.json", "dataset_dict.json")
+#: Where splits listed rows that they could not read, until they had a better name for it; beside
+OLD_REFUSED: Final = "refused.jsonl"
+_FIRST_STREAM: Final = "stream_000.jsonl"
 _PART: Final = re.compile(r"(?P<split>.+?)(-\d{5}-of-\d{5})?(-[0-9a-f]{16})?(\.[a-z]+)+")
 
 
@@ -30,7 +34,7 @@ def find(
         raise BadInput("data", data, "names nothing", "give files, a folder or a glob")
     found: dict[Input, Format] = {}
     for address in data:
-        inputs = find_inputs(address, environment)
+        inputs = _without_old_refused(find_inputs(address, environment))
         if not inputs:
             raise BadInput("data", address, "matches no file", "look at the name; quote globs for the shell")
         saved = [each for each in inputs if each.address.rpartition("/")[2] in _DESCRIPTIONS] if kind is None else []
@@ -41,6 +45,16 @@ def find(
         shown = ", ".join(data)
         raise BadInput("data", shown, f"are files of several formats: {', '.join(kinds)}", "name those of one format")
     return list(found), kinds[0]
+
+
+def _without_old_refused(inputs: Sequence[Input]) -> list[Input]:
+    """Of a file that is named alone nothing is left out: only streams beside it tell that it is a split's."""
+    beside = {f"{each.address.removesuffix(_FIRST_STREAM)}{OLD_REFUSED}" for each in inputs if _is_first_stream(each)}
+    return [each for each in inputs if each.address not in beside]
+
+
+def _is_first_stream(file: Input) -> bool:
+    return file.address.rpartition("/")[2] == _FIRST_STREAM
 
 
 def _plain(address: str, inputs: Sequence[Input], kind: Format | None, split: str | None) -> dict[Input, Format]:

@@ -1,8 +1,8 @@
 """A dataset cut into streams: JSON-lines files that together hold each row once.
 
 `tpu dataset split` calls it. Round robin puts row n into stream n modulo their number; contiguous streams follow one
-another. Rows that cannot be read are set aside in a file of their own, with their lines. Streams get their names only
-when all of them are whole.
+another. Rows that cannot be read are set aside in a file of their own, with their lines; its name must not be one of
+data, because whoever names the folder means the streams. Streams get their names only when all of them are whole.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Final
 import msgspec
 
 from penstock.domain.admission import BadInput
+from penstock.extract.dataset_files import OLD_REFUSED
 from penstock.extract.formats import Broken
 from penstock.extract.output_files import new_files, present, remove
 from penstock.extract.source import Progress, Refused, Source, raw_rows
 
 STREAMS_MAX: Final = 512  #: files open at once; systems allow about a thousand
-REFUSED: Final = "refused.jsonl"
+REFUSED: Final = "streams.refused"
 SUMMARY: Final = "streams.json"
 _STREAM: Final = re.compile(r"stream_\d{3}\.jsonl", re.ASCII)
 _TOLD_ROWS: Final = 1000  #: between two words of progress
@@ -60,7 +61,8 @@ def split(
     if not 1 <= streams <= STREAMS_MAX:
         raise BadInput("streams", streams, f"is not between 1 and {STREAMS_MAX}", "use one for each worker")
     stop = source.rows if rows is None else min(rows, source.rows)
-    earlier = {name for name in present(out, environment) if _STREAM.fullmatch(name)}
+    there = present(out, environment)
+    earlier = {name for name in there if _STREAM.fullmatch(name)}
     if earlier and not replace:
         raise BadInput("out", out, f"holds {len(earlier)} streams already", "choose another, or say --replace")
     names = [f"stream_{index:03d}.jsonl" for index in range(streams)]
@@ -80,8 +82,10 @@ def split(
             streams=tuple(Stream(name, part.lines, part.sha256) for name, part in zip(names, parts, strict=True)),
         )
         summary.line(msgspec.json.encode(done))
-    # Of a wider split: they would be taken for some of this one.
-    remove(out, sorted(earlier - set(names)), environment)
+    # Of a wider or an older split: they would be taken for some of this one.
+    older = bool(earlier) and REFUSED not in there
+    of_earlier = earlier | ({OLD_REFUSED} & there if older else set())
+    remove(out, sorted(of_earlier - set(names)), environment)
     return done
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Final, Self
 
@@ -23,10 +25,13 @@ from penstock.domain.admission import BadInput
 from penstock.extract import content, tokens
 from penstock.extract.source import Document, RawRow, Refuse, Refused, Source, document_of, raw_rows, stop_at_first
 from penstock.extract.tokens import Passage, Rules, Tokenizer
+from penstock.ports.objects import ObjectsError
 
 CHUNK_ROWS: Final = 128
 CHUNK_CHARACTERS: Final = 1 << 20  #: a chunk ends here too, so that long rows do not pile up
 AHEAD: Final = 3  #: chunks per process that are under way or wait to be taken
+#: Signals that a terminal or a launcher sends to all processes; a worker may need its own to its end.
+_FOR_THE_WORKER: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +40,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     rules: Rules
     tokenizer: str | None
+    tokenizer_sha256: str | None = None  #: None: whichever is there
     environment: dict[str, str] | None = None  #: for buckets; None: the process's own
 
 
@@ -60,6 +66,19 @@ class Feeder:
     def __exit__(self, *_error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def start(self) -> None:
+        """Have the processes come up now, for whoever has something else to do first; otherwise rows bring them up."""
+        if self._pool is None:
+            return
+        resource_tracker.ensure_running()  # it would let signals through again
+        # A process is told what is meant for the worker as soon as it is there, before it can ignore it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_WORKER)
+        try:
+            for _ in range(self._processes):
+                self._pool.submit(_make, [])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def passages(
         self, start: int = 0, stop: int | None = None, refuse: Refuse = stop_at_first
@@ -127,6 +146,9 @@ class _Maker:
         self._chat = order.source.reading.chat is not None
         self._read = content.reading(order.source.reading)
         self._tokenizer = None if order.tokenizer is None else Tokenizer.open(order.tokenizer, _environment(order))
+        found = None if self._tokenizer is None else self._tokenizer.fingerprint
+        if order.tokenizer_sha256 not in (None, found):
+            raise BadInput("tokenizer", order.tokenizer, "is not the plan's", "put it back, or make a new run")
 
     def make(self, rows: list[RawRow]) -> list[Passage | Refused]:
         made = [document_of(row, self._read) for row in rows]
@@ -136,14 +158,21 @@ class _Maker:
 
 
 _maker: _Maker | None = None
+_fault: Exception | None = None
 
 
 def _begin(order: Order) -> None:
     """Runs first in each process."""
-    global _maker  # noqa: PLW0603 (the pool offers a process no other place for what it keeps)
+    global _maker, _fault  # noqa: PLW0603 (the pool offers a process no other place for what it keeps)
+    for number in _FOR_THE_WORKER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_WORKER)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _maker = _Maker(order)
+    try:
+        _maker = _Maker(order)
+    except (BadInput, ObjectsError) as error:
+        _fault = error  # told with the first rows: the pool would tell only that a process has ended
 
 
 def _end_with_parent() -> None:
@@ -155,5 +184,5 @@ def _end_with_parent() -> None:
 
 def _make(rows: list[RawRow]) -> list[Passage | Refused]:
     if _maker is None:
-        raise RuntimeError("the process was not begun")
+        raise _fault or RuntimeError("the process was not begun")
     return _maker.make(rows)

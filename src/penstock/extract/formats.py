@@ -10,15 +10,28 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
+import itertools
+import math
+import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
 from penstock.domain.admission import BadInput
+from penstock.extract.pieces import DIGEST_LETTERS, Pieces
+from penstock.objects.hashing import checksum_of_file
 from penstock.ports.objects import Damaged
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,10 +83,16 @@ BLANK: Final = Broken("is a blank line", "")
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where reading can begin: at `place` (a byte, a row group, a record batch) comes row `row` of the file."""
+    """Where reading can begin: at `place` (a byte, a row group, a record batch) comes row `row` of the file.
+
+    Of the rows up to the next mark: `digest` is the hash of their bytes, in formats that are read byte by byte, and
+    `size` about how many bytes the wanted columns have, by which units are cut. Plans of older versions have neither.
+    """
 
     row: int
     place: int
+    digest: str = ""
+    size: int = 0
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -95,36 +114,58 @@ def format_of(address: str) -> Format | None:
     return None if not found or (columnar and address.endswith(COMPRESSED)) else found[0]
 
 
-def measure(file: Input, opened: BinaryIO, kind: Format, tell: Callable[[], None]) -> Extent:
-    """Count a file's rows and set marks; `tell` is called after each piece that was read."""
+def measure(
+    file: Input, opened: BinaryIO, kind: Format, tell: Callable[[], None], columns: Collection[str] | None = None
+) -> Extent:
+    """Count a file's rows and set marks; `tell` is called after each piece that was read. `columns`: those wanted."""
     with _damage_told(file, kind):
         match kind:
             case Format.JSONL | Format.TEXT:
-                return _measure_lines(_inflated(file, opened), tell)
+                return _measure_lines(_inflated(file, opened), tell, MARK_BYTES)
             case Format.FILE:
-                return Extent(1, _hash(opened, tell), (Mark(0, 0),), None)
+                found = _measure_lines(_inflated(file, opened), tell, math.inf)
+                return Extent(1, found.fingerprint, found.marks, None)
             case Format.PARQUET:
-                return _measure_parquet(file, opened, tell)
+                return _measure_parquet(file, opened, tell, columns)
             case Format.ARROW:
-                return _measure_arrow(file, opened, tell)
+                return _measure_arrow(file, opened, tell, columns)
 
 
 def read_rows(
-    file: Input, opened: BinaryIO, kind: Format, mark: Mark, columns: Collection[str] | None
+    file: Input, opened: BinaryIO, kind: Format, marks: Sequence[Mark], stop: int, columns: Collection[str] | None
 ) -> Iterator[tuple[int, Row | Broken]]:
-    """Rows from a mark to the end, each with its number."""
+    """Rows from the first mark to `stop`, each with its number; `marks` are that one and all behind it.
+
+    What is read is compared with the marks' hashes, if they have some and no tag says which version is read.
+    """
     with _damage_told(file, kind):
-        match kind:
-            case Format.JSONL:
-                yield from _json_rows(_inflated(file, opened), mark)
-            case Format.TEXT:
-                yield from _text_rows(_inflated(file, opened), mark)
-            case Format.FILE:
-                yield from _whole(_inflated(file, opened))
-            case Format.PARQUET:
-                yield from _parquet_rows(file, opened, mark, columns)
-            case Format.ARROW:
-                yield from _arrow_rows(opened, mark, columns)
+        if kind is Format.PARQUET:
+            yield from _until(stop, _parquet_rows(file, opened, marks[0], columns))
+        elif kind is Format.ARROW:
+            yield from _until(stop, _arrow_rows(opened, marks[0], columns))
+        else:
+            read = {Format.JSONL: _json_rows, Format.TEXT: _text_rows, Format.FILE: _whole}[kind]
+            inflated = _inflated(file, opened)
+            if file.tag or not marks[0].digest:
+                inflated.seek(marks[0].place)
+                yield from _until(stop, read(inflated, marks[0].row))
+                return
+            needed = bisect_left(marks, stop, key=lambda mark: mark.row)
+            end = marks[needed].place if needed < len(marks) else None
+            pieces = Pieces(inflated, file.address, marks[:needed], end)
+            buffered = cast("BinaryIO", io.BufferedReader(pieces, _CHUNK_BYTES))
+            yield from _until(stop, read(buffered, marks[0].row))
+            pieces.finish()
+
+
+def hash_bytes(file: Input, opened: BinaryIO, kind: Format) -> str:
+    """The fingerprint in plans of older versions: the SHA-256 of the file, of lines without their compression."""
+    with _damage_told(file, kind):
+        return _hash(_inflated(file, opened) if kind in (Format.JSONL, Format.TEXT) else opened)
+
+
+def _until(stop: int, rows: Iterator[tuple[int, Row | Broken]]) -> Iterator[tuple[int, Row | Broken]]:
+    return itertools.takewhile(lambda row: row[0] < stop, rows)
 
 
 @contextlib.contextmanager
@@ -136,9 +177,7 @@ def _damage_told(file: Input, kind: Format) -> Iterator[None]:
 
         faults += (pa.ArrowException, OSError)  # it has OSError for pages that cannot be decoded
     if file.address.endswith(".zst"):
-        from backports.zstd import ZstdError
-
-        faults += (ZstdError,)
+        faults += (zstd.ZstdError,)
     try:
         yield
     except faults as error:
@@ -150,43 +189,50 @@ def _inflated(file: Input, opened: BinaryIO) -> BinaryIO:
     if file.address.endswith(".gz"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=opened))
     if file.address.endswith(".zst"):
-        from backports.zstd import ZstdFile
-
-        return cast("BinaryIO", ZstdFile(opened))
+        return cast("BinaryIO", zstd.ZstdFile(opened))
     return opened
 
 
-def _hash(opened: BinaryIO, tell: Callable[[], None]) -> str:
+def _hash(opened: BinaryIO) -> str:
     digest = hashlib.sha256()
     while chunk := opened.read(_CHUNK_BYTES):
         digest.update(chunk)
-        tell()
     return f"sha256:{digest.hexdigest()}"
 
 
 # Lines.
 
 
-def _measure_lines(opened: BinaryIO, tell: Callable[[], None]) -> Extent:
-    digest = hashlib.sha256()
-    rows, begin, marks, chunk = 0, 0, [Mark(0, 0)], b"\n"
+def _measure_lines(opened: BinaryIO, tell: Callable[[], None], mark_bytes: float) -> Extent:
+    """Rows are lines; a mark comes at the earliest so many bytes behind the last."""
+    whole, piece = hashlib.sha256(), hashlib.sha256()
+    rows, begin, row, place, chunk = 0, 0, 0, 0, b"\n"
+    marks: list[Mark] = []
+
+    def set_mark(end: int) -> None:
+        marks.append(Mark(row, place, piece.hexdigest()[:DIGEST_LETTERS], end - place))
+
     while more := opened.read(_CHUNK_BYTES):
         chunk = more
-        digest.update(chunk)
+        whole.update(chunk)
         rows += chunk.count(b"\n")
         after = chunk.rfind(b"\n") + 1
-        if after and begin + after - marks[-1].place >= MARK_BYTES:
-            marks.append(Mark(rows, begin + after))
+        if after and begin + after - place >= mark_bytes:
+            piece.update(memoryview(chunk)[:after])
+            set_mark(begin + after)
+            row, place, piece = rows, begin + after, hashlib.sha256(memoryview(chunk)[after:])
+        else:
+            piece.update(chunk)
         begin += len(chunk)
         tell()
     if not chunk.endswith(b"\n"):
         rows += 1
-    return Extent(rows, f"sha256:{digest.hexdigest()}", tuple(mark for mark in marks if mark.row < rows), None)
+    if begin > place or not marks:
+        set_mark(begin)
+    return Extent(rows, f"sha256:{whole.hexdigest()}", tuple(marks), None)
 
 
-def _lines(opened: BinaryIO, mark: Mark) -> Iterator[tuple[int, bytes | Broken]]:
-    opened.seek(mark.place)
-    number = mark.row
+def _lines(opened: BinaryIO, number: int) -> Iterator[tuple[int, bytes | Broken]]:
     while line := opened.readline(LINE_BYTES_MAX + 1):
         if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
             beginning = line[:_EXCERPT_CHARACTERS]
@@ -200,9 +246,9 @@ def _lines(opened: BinaryIO, mark: Mark) -> Iterator[tuple[int, bytes | Broken]]
         number += 1
 
 
-def _json_rows(opened: BinaryIO, mark: Mark) -> Iterator[tuple[int, Row | Broken]]:
+def _json_rows(opened: BinaryIO, first: int) -> Iterator[tuple[int, Row | Broken]]:
     decode = msgspec.json.Decoder().decode
-    for number, line in _lines(opened, mark):
+    for number, line in _lines(opened, first):
         if isinstance(line, Broken):
             yield number, line
             continue
@@ -220,21 +266,20 @@ def _json_rows(opened: BinaryIO, mark: Mark) -> Iterator[tuple[int, Row | Broken
             yield number, _broken(f"is a JSON {type(row).__name__}, not an object", line)
 
 
-def _text_rows(opened: BinaryIO, mark: Mark) -> Iterator[tuple[int, Row | Broken]]:
-    for number, line in _lines(opened, mark):
+def _text_rows(opened: BinaryIO, first: int) -> Iterator[tuple[int, Row | Broken]]:
+    for number, line in _lines(opened, first):
         if isinstance(line, Broken):
             yield number, line
         else:
             yield number, _text(line) if line.strip() else BLANK
 
 
-def _whole(opened: BinaryIO) -> Iterator[tuple[int, Row | Broken]]:
-    opened.seek(0)
+def _whole(opened: BinaryIO, first: int) -> Iterator[tuple[int, Row | Broken]]:
     data = opened.read(LINE_BYTES_MAX + 1)
     if len(data) > LINE_BYTES_MAX:
-        yield 0, _broken(f"is longer than {LINE_BYTES_MAX} bytes", data)
+        yield first, _broken(f"is longer than {LINE_BYTES_MAX} bytes", data)
     else:
-        yield 0, _text(data.removeprefix(_BOM))
+        yield first, _text(data.removeprefix(_BOM))
 
 
 def _text(data: bytes) -> Row | Broken:
@@ -255,18 +300,26 @@ def _fingerprint(file: Input, opened: BinaryIO, tell: Callable[[], None]) -> str
     """Where a bucket names the version, its columnar files need not be read through only to name them."""
     if file.tag:
         return f"etag:{file.tag}"
-    return _hash(opened, tell)
+    opened.seek(0)
+    found = _hash(opened) if "://" in file.address else checksum_of_file(Path(file.address))
+    opened.seek(0, io.SEEK_END)
+    tell()
+    return found
 
 
-def _measure_parquet(file: Input, opened: BinaryIO, tell: Callable[[], None]) -> Extent:
+def _measure_parquet(
+    file: Input, opened: BinaryIO, tell: Callable[[], None], columns: Collection[str] | None
+) -> Extent:
     table = _parquet(file, opened)
     marks, rows = [], 0
-    for group in range(table.metadata.num_row_groups):
-        marks.append(Mark(rows, group))
-        rows += table.metadata.row_group(group).num_rows
-    columns = tuple(table.schema_arrow.names)
-    opened.seek(0)
-    return Extent(rows, _fingerprint(file, opened, tell), tuple(marks) or (Mark(0, 0),), columns)
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        chunks = [group.column(each) for each in range(group.num_columns)]
+        wanted = [each for each in chunks if columns is None or each.path_in_schema.partition(".")[0] in columns]
+        marks.append(Mark(rows, number, size=sum(each.total_uncompressed_size for each in wanted)))
+        rows += group.num_rows
+    names = tuple(table.schema_arrow.names)
+    return Extent(rows, _fingerprint(file, opened, tell), tuple(marks) or (Mark(0, 0),), names)
 
 
 def _parquet(file: Input, opened: BinaryIO) -> pq.ParquetFile:
@@ -294,23 +347,25 @@ def _parquet_rows(
             number += 1
 
 
-def _measure_arrow(file: Input, opened: BinaryIO, tell: Callable[[], None]) -> Extent:
+def _measure_arrow(file: Input, opened: BinaryIO, tell: Callable[[], None], columns: Collection[str] | None) -> Extent:
     import pyarrow as pa
 
     try:
         random_access = _is_arrow_file(opened)
         marks, rows = [Mark(0, 0)], 0
         reader = pa.ipc.open_file(opened) if random_access else pa.ipc.open_stream(opened)
-        columns = tuple(reader.schema.names)
+        names = tuple(reader.schema.names)
+        wanted = [name for name in names if columns is None or name in columns]
         for index, batch in enumerate(_arrow_batches(reader, 0)):
             if random_access and rows > marks[-1].row:
                 marks.append(Mark(rows, index))
+            size = marks[-1].size + batch.select(wanted).nbytes
+            marks[-1] = msgspec.structs.replace(marks[-1], size=size)
             rows += batch.num_rows
     except pa.ArrowInvalid as error:
         rule = f"is not Arrow: {_first_line(error)}"
         raise BadInput("data", file.address, rule, "name its format, or mend it") from error
-    opened.seek(0)
-    return Extent(rows, _fingerprint(file, opened, tell), tuple(marks), columns)
+    return Extent(rows, _fingerprint(file, opened, tell), tuple(marks), names)
 
 
 def _arrow_rows(opened: BinaryIO, mark: Mark, columns: Collection[str] | None) -> Iterator[tuple[int, Row | Broken]]:

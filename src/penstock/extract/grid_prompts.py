@@ -20,7 +20,7 @@ from penstock.extract.templates import Unrendered, columns_of, render_row
 
 SEED: Final = 42
 VARIANTS: Final = 8  #: of each test: every way to lay a grid once
-_SYSTEM: Final = "You solve puzzles about coloured grids. Each symbol is a colour."
+SYSTEM: Final = "You solve puzzles about coloured grids. Each symbol is a colour."
 _EXAMPLES: Final = (
     "{% for example in examples %}Example {{ loop.index }}\n\nInput:\n{{ example.input }}\n\n"
     "Output:\n{{ example.output }}\n\n{% endfor %}"
@@ -75,12 +75,20 @@ class GridOrder(msgspec.Struct, frozen=True, kw_only=True):
     encoder: str = grids.DEFAULT
     prompt: str = "output-from-examples"
     template: str | None = None  #: the user's own words, in the place of `prompt`
+    system: str | None = (
+        SYSTEM  #: what is said first; None: nothing, for models whose template refuses a system's message
+    )
     changes: tuple[str, ...] = tuple(grid_changes.CHANGES)
     variants: int = VARIANTS
     seed: int = SEED
     answers: bool = False
     column: str | None = None
     id: str | None = None
+
+
+def parse_system(words: str | None) -> str | None:
+    """What an option says the system's message is: None where it is not given, `none` for no message."""
+    return SYSTEM if words is None else None if words == "none" else words
 
 
 def check(order: GridOrder) -> None:
@@ -93,6 +101,8 @@ def check(order: GridOrder) -> None:
             raise BadInput("template", min(strange), "is not known there", "use examples, question, answer or row")
         if order.answers:
             raise BadInput("answers", True, "goes with our own prompts", "write the answer into your template")
+    if order.system is not None and not order.system.strip():
+        raise BadInput("system", order.system, "says nothing", "give its words, or none for no such message")
     if not 1 <= order.variants <= grid_changes.VARIANTS_MAX:
         raise BadInput("variants", order.variants, f"is not between 1 and {grid_changes.VARIANTS_MAX}")
 
@@ -171,10 +181,8 @@ def _messages(task: Task, test: int, write: Encoder, row: Mapping[str, Any], ord
     if pair.output is not None:
         values["answer"] = write.to_text(pair.output)
     try:
-        messages = [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": render_row(order.template or prompt.user, values)},
-        ]
+        messages = [] if order.system is None else [{"role": "system", "content": order.system}]
+        messages.append({"role": "user", "content": render_row(order.template or prompt.user, values)})
         if order.answers and prompt.answer is not None:
             messages.append({"role": "assistant", "content": render_row(prompt.answer, values)})
     except Unrendered as error:

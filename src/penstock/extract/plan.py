@@ -9,7 +9,7 @@ workers, such as paths of one machine's cache or a batch size that fits one chip
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -38,12 +38,20 @@ class RunPlan(ledger.Plan, frozen=True, kw_only=True):
 
 
 def make_plan(
-    *, rows: int, unit_rows: int, sites: tuple[str, ...], dtype: DtypeName, work: Mapping[str, Any]
+    *,
+    rows: int,
+    unit_rows: int,
+    sites: tuple[str, ...],
+    dtype: DtypeName,
+    work: Mapping[str, Any],
+    stops: Sequence[int] = (),
 ) -> RunPlan:
-    """The plan for so many input rows, cut into units; its id follows from it."""
+    """The plan for so many input rows, cut into units of `unit_rows`, or at `stops`; its id follows from it."""
     if not sites or len(set(sites)) != len(sites):
         raise BadInput("sites", ", ".join(sites), "names no site, or one twice", "name each site once")
-    split = ledger.split("", rows, unit_rows)
+    split = ledger.cut("", stops) if stops else ledger.split("", rows, unit_rows)
+    if split.rows != rows:
+        raise ValueError(f"units end at row {split.rows} of {rows}")
     # As JSON has it, so that a plan that was read equals the one that was made.
     plain = msgspec.json.decode(msgspec.json.encode(work))
     draft = RunPlan(run="", rows=rows, units=split.units, format=FORMAT, sites=sites, dtype=dtype, work=plain)

@@ -2,25 +2,31 @@
 
 `Source.open` looks a dataset over once, when a run is planned; what it finds (files, sizes, hashes, marks) is plain
 data and goes into the plan. Every worker then reads any range of rows with `documents`, without counting again: row n
-is the same row everywhere and for ever, or an error that says which file changed. Rows are numbered through all files,
-in the order of the files' names. Nothing here holds more than one piece of one file in memory.
+is the same row everywhere and for ever, or an error that says which file changed. What is read is compared with the
+plan: a bucket is asked for the very version, lines are hashed on their way, a columnar file of this machine as a whole
+before its first row. Rows are numbered through all files, in the order of the files' names. Nothing here holds more
+than one piece of one file in memory.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.domain import ledger
 from penstock.domain.admission import BadInput
 from penstock.extract import content, dataset_files
 from penstock.extract.content import Content, Reading, Row, Unfit
-from penstock.extract.formats import Broken, Format, Mark, measure, read_rows
+from penstock.extract.formats import Broken, Format, Mark, hash_bytes, measure, read_rows
 from penstock.extract.templates import Span
-from penstock.objects.inputs import Input, open_input
+from penstock.objects.hashing import Identity, checksum_of_file, identity
+from penstock.objects.inputs import Changed, Input, open_input
 
 EXCERPT_CHARACTERS: Final = 200
 
@@ -64,6 +70,7 @@ class Refused(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     file: str
     line: int
     row: int
+    id: str | None = None  #: None: the row has none that can be read
     reason: str
     excerpt: str = ""
 
@@ -112,7 +119,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
                     if progress is not None:
                         progress(so_far + where(), whole)
 
-                extent = measure(each, opened, kind, tell)
+                extent = measure(each, opened, kind, tell, None if whole_rows else wanted)
             if extent.columns is not None and (missing := sorted(wanted - set(extent.columns))):
                 rule = f"has no column {missing[0]!r}; it has {', '.join(extent.columns)}"
                 raise BadInput("data", each.address, rule, "name one of these")
@@ -188,7 +195,7 @@ def document_of(found: RawRow, read: Callable[[Row], Content]) -> Document | Ref
     try:
         made = read(row)
     except Unfit as error:
-        return Refused(file=file, line=offset + 1, row=number, reason=str(error), excerpt=_excerpt(row))
+        return Refused(file=file, line=offset + 1, row=number, id=error.id, reason=str(error), excerpt=_excerpt(row))
     return Document(
         id=str(number) if made.id is None else made.id,
         row=number,
@@ -209,15 +216,33 @@ def rows_of(
     columns: frozenset[str] | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[int, Mapping[str, object] | Broken]]:
-    """Rows `begin` to `end` of one file, each with its number in the file."""
-    mark = file.marks[bisect_right(file.marks, begin, key=lambda mark: mark.row) - 1]
+    """Rows `begin` to `end` of one file, each with its number in the file; or `Changed`, if it is another file now."""
+    first = bisect_right(file.marks, begin, key=lambda mark: mark.row) - 1
     known = Input(file.address, file.size, file.tag)
     with open_input(known, environment) as opened:
-        for offset, row in read_rows(known, opened, kind, mark, columns):
-            if offset >= end:
-                return
+        # Nothing but the whole file's hash tells of a change where there is neither a tag nor a hash for each mark.
+        alone = not (file.tag or file.marks[0].digest or "://" in file.address)
+        begun = identity(opened.fileno()) if alone else None
+        if begun is not None:
+            _compare(file.address, file.fingerprint, kind, begun)
+        for offset, row in read_rows(known, opened, kind, file.marks[first:], end, columns):
             if offset >= begin:
                 yield offset, row
+        if begun is not None and identity(opened.fileno()) != begun:
+            raise Changed(f"{file.address}: was changed while it was read; put it back, or make a new run")
+
+
+@functools.lru_cache(65_536)
+def _compare(address: str, fingerprint: str, kind: Format, now: Identity) -> None:
+    """Once in a process for a file that stays the same; a difference is not remembered."""
+    path = Path(address)
+    if fingerprint.startswith(ledger.BLOCKS_KIND):
+        found = checksum_of_file(path)
+    else:
+        with path.open("rb", buffering=1 << 20) as opened:
+            found = hash_bytes(Input(address, now.size, ""), opened, kind)
+    if found != fingerprint or identity(path) != now:
+        raise Changed(f"{address}: is not the file that the plan was made from; put it back, or make a new run")
 
 
 def _excerpt(row: Mapping[str, object]) -> str:

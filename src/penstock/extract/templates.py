@@ -8,9 +8,12 @@ Face's renderer, so that templates written for it mean the same here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
 import jinja2
@@ -27,8 +30,20 @@ from typing_extensions import override
 from penstock.domain.admission import BadInput
 
 TEXT_CHARACTERS_MAX: Final = 64 << 20  #: of one document, as for lines of a file
-# Code points that Unicode keeps for the inside of programs: around what `{% generation %}` wrote, until it is measured.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+# Code points that Unicode keeps for the inside of programs: around what `{% generation %}` wrote, until it is measured,
+# and around what is in a message, with its number in digits of their own.
+_OPEN, _CLOSE, _MARK = "\ufdd0", "\ufdd1", "\ufdd2"
+_DIGITS: Final = {ord(digit): chr(0xFDE0 + int(digit)) for digit in "0123456789"}
+_DIGITS_BACK: Final = {ord(mark): chr(digit) for digit, mark in _DIGITS.items()}
+_MARKS: Final = re.compile(f"{_MARK}([\ufde0-\ufde9]+)")
+_RESERVED: Final = re.compile("[\ufdd0-\ufdef]")
+#: `<think>` and the like: templates cut answers there, and marks must be on both sides of the cut.
+_TAG: Final = re.compile(r"(</?[^<>\s]{1,32}>)")
+_UNMARKED: Final = ("role", "type", "id", "tool_call_id")  #: not what anybody wrote; templates compare them
+_MOVED: Final = (
+    "the template does not write each message as it is and where it stands, so that it does not show which part the "
+    "assistant wrote"
+)
 
 Span = tuple[int, int]
 Message = Mapping[str, object]
@@ -163,8 +178,9 @@ def render_chat(
     `open_answer` adds the words after which the model would begin to answer.
 
     A template that marks them itself (`{% generation %}`) is believed. Otherwise an answer is what its message adds to
-    the conversation before it and the words that open an answer; a template that writes earlier messages differently
-    once there are later ones cannot be read that way, and is refused.
+    the conversation before it and the words that open an answer. A template that writes the beginning differently once
+    more follows (Qwen3's drops what earlier answers thought), or cannot write it alone, is given the messages with
+    marks in them; if that changes anything but the marks, the conversation is refused.
     """
     _check(messages)
     marked = _chat(template, messages, add_generation_prompt=open_answer)
@@ -173,19 +189,8 @@ def render_chat(
         return text, ()
     if _OPEN in marked:
         return text, _marked_spans(marked)
-    spans: list[Span] = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _chat(template, messages[:index], add_generation_prompt=True)
-        until = _chat(template, messages[: index + 1])
-        if not (until.startswith(before) and text.startswith(until)):
-            raise Unrendered(
-                "the template writes this conversation's beginning in more than one way, so that it does "
-                "not show which part the assistant wrote"
-            )
-        spans.append((len(before), len(until)))
-    return text, tuple(spans)
+    spans = _added_spans(template, messages, text)
+    return text, spans if spans is not None else _found_spans(template, messages, text, open_answer=open_answer)
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -194,9 +199,107 @@ def _check(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise Unrendered(f"message {number} is no object with a role")
-        content = message.get("content")
-        if isinstance(content, str) and (_OPEN in content or _CLOSE in content):
-            raise Unrendered(f"message {number} has a character that Unicode reserves (U+FDD0 or U+FDD1)")
+        if any(_RESERVED.search(text) for text in _strings(message)):
+            raise Unrendered(f"message {number} has a character that Unicode reserves (U+FDD0 to U+FDEF)")
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _added_spans(template: ChatTemplate, messages: Sequence[Message], text: str) -> tuple[Span, ...] | None:
+    """What each answer adds to what is before it; None where the template does not write a beginning as in `text`."""
+    spans: list[Span] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            before = _chat(template, messages[:index], add_generation_prompt=True)
+            until = _chat(template, messages[: index + 1])
+        except Unrendered:
+            return None
+        if not (until.startswith(before) and text.startswith(until)):
+            return None
+        spans.append((len(before), len(until)))
+    return tuple(spans)
+
+
+def _found_spans(
+    template: ChatTemplate, messages: Sequence[Message], text: str, *, open_answer: bool
+) -> tuple[Span, ...]:
+    """Answers by marks in their messages: from the words that open an answer to those that end the last one.
+
+    Where a template has no such words, or others in the middle of a conversation, an answer is its content alone.
+    """
+    marks = _Marks()
+    marked = [
+        marks.put_in(message, index) if message["role"] == "assistant" else message
+        for index, message in enumerate(messages)
+    ]
+    closed, opened = (_chat(template, marked, add_generation_prompt=opening) for opening in (False, True))
+    plain, places = marks.find(opened if open_answer else closed)
+    if plain != text:
+        raise Unrendered(_MOVED)
+    same = len(os.path.commonprefix([opened, closed]))  # noqa: RUF071 (characters are meant)
+    opening = opened[same:].partition("<think>")[0]
+    spans: list[Span] = []
+    last = 0
+    for index, (start, stop) in places.items():
+        begin = text.rfind(opening, last, start) if opening else -1
+        ending = ""
+        with contextlib.suppress(Unrendered):  # a beginning that the template refuses has no ending to compare
+            alone, there = marks.find(_chat(template, marked[: index + 1]))
+            ending = alone[there[index][1] :] if index in there else ""
+        last = stop + len(ending) if text.startswith(ending, stop) else stop
+        spans.append((start if begin < 0 else begin + len(opening), last))
+    return tuple(spans)
+
+
+class _Marks:
+    """Marks around each stretch of text in some messages; each stretch has a number of its own."""
+
+    def __init__(self) -> None:
+        self._owners: list[int] = []  #: of the stretches, the message that each is in
+
+    def put_in(self, value: Any, message: int) -> Any:
+        """The same with marks, inside of the blanks that templates strip."""
+        if isinstance(value, Mapping):
+            return {key: item if key in _UNMARKED else self.put_in(item, message) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.put_in(item, message) for item in value]
+        if not isinstance(value, str):
+            return value
+        parts = _TAG.split(value)  # stretches and, between them, tags
+        for place in range(0, len(parts), 2):
+            core = parts[place].strip()
+            if core:
+                mark = _MARK + str(len(self._owners)).translate(_DIGITS)
+                self._owners.append(message)
+                parts[place] = parts[place].replace(core, f"{mark}{core}{mark}", 1)
+        return "".join(parts)
+
+    def find(self, marked: str) -> tuple[str, dict[int, Span]]:
+        """The text without marks, and from where to where the stretches of each message are that it has some of."""
+        parts = _MARKS.split(marked)
+        numbers = [int(digits.translate(_DIGITS_BACK)) for digits in parts[1::2]]
+        firsts, seconds = numbers[::2], numbers[1::2]
+        owners = [self._owners[number] for number in firsts]
+        if firsts != seconds or len(set(firsts)) != len(firsts) or owners != sorted(owners):
+            raise Unrendered(_MOVED)
+        places: dict[int, Span] = {}
+        at = 0
+        for part, number in zip(parts[::2], numbers, strict=False):  # behind the last mark there is one part more
+            at += len(part)
+            owner = self._owners[number]
+            places[owner] = (places.get(owner, (at, at))[0], at)
+        return "".join(parts[::2]), places
 
 
 def _chat(template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:

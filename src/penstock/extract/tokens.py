@@ -27,6 +27,7 @@ from penstock.objects.inputs import read_input
 TOKENIZER_BYTES_MAX: Final = 256 << 20  #: Gemma's has 34 MB, the largest today
 WIDTH_MAX: Final = 1 << 20
 _CONFIG_BYTES_MAX: Final = 16 << 20
+_BEYOND: Final = "has token"
 _FILTER: Final = re.compile(r"(?P<word>[a-z]+)(?::(?P<value>.+))?")
 
 
@@ -50,7 +51,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How documents become passages. Part of the plan: another rule is another run.
 
     `special`: whether the tokenizer adds its own tokens (such as the one that begins a text); None: for text yes, for
-    chats no, because their template writes them. `vocabulary` bounds ids that the dataset brings itself.
+    chats no, because their template writes them. `vocabulary` is the number of rows of the model's embedding: a
+    document with a token beyond is set aside. Some tokenizers have such tokens (Gemma 3's for images), few texts do.
     """
 
     width: int
@@ -171,12 +173,17 @@ def passages(
         else:
             tokens = np.array(document.tokens or (), np.int32)
             wanted = None if document.flags is None else np.array(document.flags, np.bool_)
-            if rules.vocabulary is not None and len(tokens) and int(tokens.max()) >= rules.vocabulary:
-                reason = f"has token {tokens.max()}; the vocabulary ends at {rules.vocabulary - 1}"
-                found.append(_refused(document, reason))
-                continue
+        if rules.vocabulary is not None and len(tokens) and int(tokens.max()) >= rules.vocabulary:
+            reason = f"{_BEYOND} {tokens.max()}; the vocabulary ends at {rules.vocabulary - 1}"
+            found.append(_refused(document, reason))
+            continue
         found.extend(_parts(document, tokens, wanted, rules))
     return found
+
+
+def is_beyond(refused: Refused) -> bool:
+    """Whether a row was set aside because the model's embedding ends before one of its tokens."""
+    return refused.reason.startswith(_BEYOND)
 
 
 def _inside(offsets: Sequence[Span], spans: Sequence[Span]) -> NDArray[np.bool_]:
@@ -252,4 +259,11 @@ def _kept(first: int, stop: int, end: int, keep: Keep) -> NDArray[np.bool_]:
 
 def _refused(document: Document, reason: str) -> Refused:
     excerpt = (document.text or "")[:200]
-    return Refused(file=document.file, line=document.offset + 1, row=document.row, reason=reason, excerpt=excerpt)
+    return Refused(
+        file=document.file,
+        line=document.offset + 1,
+        row=document.row,
+        id=document.id,
+        reason=reason,
+        excerpt=excerpt,
+    )

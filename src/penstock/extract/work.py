@@ -1,9 +1,9 @@
 """What a unit is computed from, as the plan holds it: model, tokenizer, dataset and rules, each with its fingerprint.
 
 `tpu extract` makes it once from what the user asked for; every worker compares it with what it finds before it
-computes, so that a file that was replaced meanwhile is an error and not a mixture. Weights are known by samples of
-their bytes: enough to tell two models apart, and quick for a hundred gigabytes. It must not import jax: planning needs
-no device.
+computes, so that a file that was replaced meanwhile is an error and not a mixture. Weights are known by the hash of all
+their bytes, by the bucket's name for a version, or by the Hub's hash (ADR 0041); a dataset's files are compared while
+they are read (`source`), the tokenizer when it is opened (`feed`). It must not import jax: planning needs no device.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
+from penstock.domain import ledger
 from penstock.domain.admission import BadInput
-from penstock.extract import feed
-from penstock.extract.config import ModelConfig, load_config
+from penstock.extract import feed, sampling
+from penstock.extract.config import ModelConfig, parse_config, read_config
 from penstock.extract.plan import DtypeName, RunPlan, make_plan
 from penstock.extract.shapes import Site, parse_sites
-from penstock.extract.source import Refused, Source
-from penstock.extract.tokens import Rules, Tokenizer
+from penstock.extract.source import Source
+from penstock.extract.tokens import Rules, Tokenizer, is_beyond
+from penstock.objects.hashing import checksum_of_file
 from penstock.objects.inputs import Input, find_inputs, normal_address, open_input
+
+WIDTH: Final = 2048  #: of a packed row, where nobody says and the model has as many positions
 
 #: Of one object, which is one site of one unit. The larger, the less it costs that a unit's last step is not full, and
 #: to claim and commit it; but all objects of a unit together should not be more than `UNIT_BYTES`. A bucket takes each
@@ -30,8 +35,7 @@ from penstock.objects.inputs import Input, find_inputs, normal_address, open_inp
 OBJECT_BYTES: Final = (256 << 20, 1 << 30)
 UNIT_BYTES: Final = 4 << 30
 UNITS_LEAST: Final = 16  #: so that a small dataset, too, is work for several
-SAMPLED_ROWS: Final = 200
-_SAMPLES: Final = 16
+_SAMPLES: Final = 16  #: of a file of weights, in plans of older versions
 _SAMPLE_BYTES: Final = 64 << 10
 _SIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -47,10 +51,16 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     segments_max: int = 32
     window: int = 4096
+    config: dict[str, Any] | None = None  #: what config.json says; None in plans of older versions
 
     @property
     def order(self) -> feed.Order:
-        return feed.Order(source=self.source, rules=self.rules, tokenizer=self.tokenizer)
+        return feed.Order(
+            source=self.source,
+            rules=self.rules,
+            tokenizer=self.tokenizer,
+            tokenizer_sha256=self.tokenizer_sha256,
+        )
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,27 +83,28 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     plan: RunPlan
     config: ModelConfig
     sites: tuple[Site, ...]
-    tokens_per_row: float  #: of the rows that were looked at
+    tokens_per_row: float  #: as far as the rows that were looked at tell
+    looked_at: int  #: rows
     refused: int  #: of these
+    reason: str | None  #: of the first
+    notes: tuple[str, ...]  #: what the user should know
 
     @property
     def bytes(self) -> int:
-        """Of all vectors, as far as the first rows tell."""
+        """Of all vectors, as far as the rows that were looked at tell."""
         width = sum(self.config.site_width(site) for site in self.sites)
         return int(self.plan.rows * self.tokens_per_row * width * _SIZES[self.plan.dtype])
 
 
 def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned:
-    """Look at model, tokenizer and the first rows, and make the plan."""
-    config = load_config(wish.model, environment)
+    """Look at model, tokenizer and some rows, and make the plan."""
+    written = read_config(wish.model, environment)
+    config = parse_config(written)
     sites = parse_sites(wish.sites, len(config.layers))
     if wish.rules.width > config.positions_max:
         rule = f"is more than the {config.positions_max} positions the model is made for"
         raise BadInput("width", wish.rules.width, rule, "use a smaller one")
     tokenizer = None if wish.tokenizer is None else Tokenizer.open(wish.tokenizer, environment)
-    if tokenizer is not None and tokenizer.vocabulary > config.vocab:
-        rule = f"has {tokenizer.vocabulary} tokens, and the model's embedding {config.vocab}"
-        raise BadInput("tokenizer", wish.tokenizer, rule, "use the tokenizer that came with the model")
     if wish.max_samples is not None and wish.max_samples < 1:
         raise BadInput("max-samples", wish.max_samples, "is not above 0", "leave it out for all rows")
     work = Work(
@@ -103,22 +114,57 @@ def plan_run(wish: Wish, environment: Mapping[str, str] = os.environ) -> Planned
         tokenizer_sha256=None if tokenizer is None else tokenizer.fingerprint,
         source=wish.source,
         rules=msgspec.structs.replace(wish.rules, vocabulary=config.vocab),
+        config=msgspec.json.decode(written),
     )
     rows = min(wish.source.rows, wish.max_samples or wish.source.rows)
-    tokens_per_row, refused = _look(work, min(rows, SAMPLED_ROWS), environment)
-    row = [tokens_per_row * config.site_width(site) * _SIZES[wish.dtype] for site in sites]
+    found = sampling.look(work.order, rows, environment)
+    notes = _check_look(found, wish, config, tokenizer, environment)
+    row = [found.tokens / rows * config.site_width(site) * _SIZES[wish.dtype] for site in sites]
+    unit_rows = wish.unit_rows or choose_unit_rows(rows, max(row), sum(row), wish.object_bytes_max)
     plan = make_plan(
         rows=rows,
-        unit_rows=wish.unit_rows or choose_unit_rows(rows, max(row), sum(row), wish.object_bytes_max),
+        unit_rows=unit_rows,
+        stops=() if wish.unit_rows else found.stops(-(-rows // unit_rows)),
         sites=tuple(site.name for site in sites),
         dtype=wish.dtype,
         work=msgspec.to_builtins(work),
     )
-    return Planned(plan=plan, config=config, sites=sites, tokens_per_row=tokens_per_row, refused=refused)
+    return Planned(
+        plan=plan,
+        config=config,
+        sites=sites,
+        tokens_per_row=found.tokens / rows,
+        looked_at=found.rows,
+        refused=len(found.refused),
+        reason=found.refused[0].reason if found.refused else None,
+        notes=notes,
+    )
+
+
+def _check_look(
+    found: sampling.Look,
+    wish: Wish,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    environment: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Refuse what the rows show to be a mistake; what else is to be said."""
+    beyond = sum(map(is_beyond, found.refused))
+    if tokenizer is not None and 2 * beyond > found.rows:
+        rule = f"gives tokens beyond the {config.vocab} rows of the model's embedding, in {beyond} of {found.rows} rows"
+        raise BadInput("tokenizer", wish.tokenizer, rule, "use the tokenizer that came with the model")
+    sampling.check(found, wish.source, environment)
+    if tokenizer is None or tokenizer.vocabulary <= config.vocab:
+        return ()
+    sizes = f"the tokenizer has {tokenizer.vocabulary:,} tokens and the model's embedding {config.vocab:,} rows"
+    return (f"{sizes}: rows with a token beyond are set aside ({beyond} of the {found.rows:,} looked at)",)
 
 
 def choose_unit_rows(rows: int, object_row: float, unit_row: float, most: int = OBJECT_BYTES[1]) -> int:
-    """Rows of a unit, from the bytes of one row in the largest object and in all: and units for several in any case."""
+    """Rows of a unit, from the bytes of one row in the largest object and in all: and units for several in any case.
+
+    Of a dataset too small for sixteen units of full size, objects are smaller: work for several comes first.
+    """
     least = OBJECT_BYTES[0]
     size = min(most, max(least, UNIT_BYTES * object_row / unit_row)) if unit_row else most
     full = int(size / object_row) if object_row else rows
@@ -139,21 +185,24 @@ def site_of(name: str) -> Site:
 
 
 def check(work: Work, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to compute from files that are not those of the plan."""
-    found = fingerprints(work.model, environment)
-    other = sorted(name for name in found.keys() | work.files.keys() if found.get(name) != work.files.get(name))
-    if other:
-        raise BadInput("model", work.model, f"is not the plan's: {other[0]} differs", "put it back, or make a new run")
-    if work.tokenizer is not None and Tokenizer.open(work.tokenizer, environment).fingerprint != work.tokenizer_sha256:
-        raise BadInput("tokenizer", work.tokenizer, "is not the plan's", "put it back, or make a new run")
+    """Refuse to compute with a model that is not the plan's. Quick where `checksum_of_file` remembers its files."""
+    files = _model_files(work.model, environment)
+    for name in sorted(files.keys() | work.files.keys()):
+        planned, file = work.files.get(name), files.get(name)
+        if planned is None or file is None or _fingerprint(file, environment, like=planned) != planned:
+            raise BadInput("model", work.model, f"is not the plan's: {name} differs", "put it back, or make a new run")
 
 
 def fingerprints(model: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Of config and weights, by name."""
+    return {name: _fingerprint(file, environment) for name, file in _model_files(model, environment).items()}
+
+
+def _model_files(model: str, environment: Mapping[str, str]) -> dict[str, Input]:
     files = find_inputs(model.rstrip("/") + "/", environment)
     depth = min((file.address.count("/") for file in files), default=0)
     found = {
-        name: _fingerprint(file, environment)
+        name: file
         for file in files
         if file.address.count("/") == depth
         and ((name := file.address.rpartition("/")[2]).endswith(".safetensors") or name == "config.json")
@@ -164,21 +213,26 @@ def fingerprints(model: str, environment: Mapping[str, str] = os.environ) -> dic
     return found
 
 
-def _fingerprint(file: Input, environment: Mapping[str, str]) -> str:
-    """The hash of the size and of samples all over the file, its beginning and end among them."""
+def _fingerprint(file: Input, environment: Mapping[str, str], like: str = ":") -> str:
+    """What a file is known by; `like` is a plan's, which may be of an older kind."""
+    if ":" not in like:
+        return _sampled(file, environment)
     if file.address.startswith("hf://"):
         return file.tag  # the Hub's own hash of the whole file, which a download is compared with: none is needed here
+    if file.tag:
+        return f"etag:{file.tag}"  # and the bucket is asked for this very version when weights are read
+    if "://" not in file.address:
+        return checksum_of_file(Path(file.address), environment)
+    with open_input(file, environment) as opened:
+        blocks = iter(lambda: opened.read(ledger.BLOCK_BYTES), b"")
+        return ledger.checksum_of_blocks(hashlib.sha256(block).digest() for block in blocks)
+
+
+def _sampled(file: Input, environment: Mapping[str, str]) -> str:
+    """As older versions knew a file: by its size and samples all over it, its beginning and end among them."""
     digest = hashlib.sha256(str(file.size).encode())
     with open_input(file, environment) as opened:
         for number in range(_SAMPLES + 1):
             opened.seek(max(0, file.size - _SAMPLE_BYTES) * number // _SAMPLES)
             digest.update(opened.read(_SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def _look(work: Work, rows: int, environment: Mapping[str, str]) -> tuple[float, int]:
-    """Kept tokens per row, and how many of the first rows give nothing."""
-    refused: list[Refused] = []
-    order = msgspec.structs.replace(work.order, environment=dict(environment))
-    kept = sum(int(passage.keep.sum()) for passage in feed.passages(order, 0, rows, refused.append))
-    return kept / rows, len(refused)

@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_set_aside_with_its_line(tmp_path: Path) -> None:
     done = split(source, str(tmp_path / "out"), streams=2, number="row")
     assert (done.rows, done.refused) == (3, 2)
     assert read(tmp_path / "out", done) == [[0, 2, 4], []]
-    lines = (tmp_path / "out" / "refused.jsonl").read_bytes().splitlines()
+    lines = (tmp_path / "out" / "streams.refused").read_bytes().splitlines()
     refused = [msgspec.json.decode(line, type=Refused) for line in lines]
     assert [(each.line, each.reason.partition(":")[0]) for each in refused] == [
         (2, "is not JSON"),
@@ -61,6 +61,49 @@ def test_what_cannot_be_read_is_set_aside_with_its_line(tmp_path: Path) -> None:
     ]
     last = (tmp_path / "out" / "stream_000.jsonl").read_bytes().splitlines()[-1]
     assert msgspec.json.decode(last) == {"n": 4, "x": [1, {"y": None}], "row": 4}
+
+
+@pytest.mark.parametrize("data", ["out", "out/", "out/*", "out/*.jsonl", "."])
+@pytest.mark.parametrize("older", [False, True])
+def test_a_split_that_is_named_as_data_is_its_streams(tmp_path: Path, data: str, older: bool) -> None:
+    lines = [b'{"n": %d}' % number for number in range(12)]
+    source = source_of(tmp_path / "in.jsonl", [*lines[:5], b"{", b"", b"[", b"7", *lines[5:]])
+    done = split(source, str(tmp_path / "deep" / "out"), streams=3)
+    assert (done.rows, done.refused) == (12, 4)
+    if older:
+        (tmp_path / "deep" / "out" / "streams.refused").rename(tmp_path / "deep" / "out" / "refused.jsonl")
+    address = f"{tmp_path}/deep/{data}"
+    again = Source.open(SourceSpec(data=(address,)), whole_rows=True)
+    assert again.rows == 12
+
+
+def test_a_file_that_only_has_the_name_of_what_older_splits_refused_is_data(tmp_path: Path) -> None:
+    source_of(tmp_path / "refused.jsonl", [b"{}"])
+    source_of(tmp_path / "stream_001.jsonl", [b"{}"])
+    assert Source.open(SourceSpec(data=(str(tmp_path),)), whole_rows=True).rows == 2
+    source_of(tmp_path / "stream_000.jsonl", [b"{}"])
+    assert Source.open(SourceSpec(data=(str(tmp_path / "refused.jsonl"),)), whole_rows=True).rows == 1
+
+
+def test_a_split_in_the_place_of_an_older_one_leaves_nothing_of_it(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b"{}"])
+    split(source, str(tmp_path / "out"), streams=1)
+    (tmp_path / "out" / "streams.refused").rename(tmp_path / "out" / "refused.jsonl")
+    split(source, str(tmp_path / "out"), streams=2, replace=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "stream_000.jsonl",
+        "stream_001.jsonl",
+        "streams.json",
+        "streams.refused",
+    ]
+
+
+def test_a_file_that_only_has_an_older_splits_name_stays(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [b"{}"])
+    split(source, str(tmp_path / "out"), streams=1)
+    (tmp_path / "out" / "refused.jsonl").write_text("of somebody else")
+    split(source, str(tmp_path / "out"), streams=1, replace=True)
+    assert (tmp_path / "out" / "refused.jsonl").read_text() == "of somebody else"
 
 
 def test_the_summary_tells_what_was_written(tmp_path: Path) -> None:
@@ -87,9 +130,9 @@ def test_a_split_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path: Pa
     with pytest.raises(Exception, match="it was changed"):
         split(source, str(tmp_path / "out"), streams=3, replace=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "refused.jsonl",
         "stream_000.jsonl",
         "streams.json",
+        "streams.refused",
     ]
     assert read(tmp_path / "out", before) == [[0, 1, 2, 3, 4]]
 

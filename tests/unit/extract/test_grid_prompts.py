@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.domain.admission import BadInput
 from penstock.extract import grids
-from penstock.extract.grid_prompts import PROMPTS, GridOrder, check, prompts, read_task, undo_answer
+from penstock.extract.grid_prompts import PROMPTS, GridOrder, check, parse_system, prompts, read_task, undo_answer
 from penstock.extract.grids import NotAGrid
+from penstock.extract.templates import ChatTemplate, Unrendered, render_chat
+from tests.unit.extract.chat_templates import GEMMA2
 from tests.unit.extract.test_grids import encoders
 
 A, B, C, D = [[1, 2]], [[2, 1]], [[3], [4]], [[4], [3]]
@@ -114,9 +116,35 @@ def test_prompts_in_the_users_own_words() -> None:
     assert made["prompt"] == "template"
 
 
+@pytest.mark.parametrize("template", [None, "{{ question }}"])
+def test_the_system_says_what_it_is_told_or_nothing(template: str | None) -> None:
+    def roles(**how: Any) -> list[tuple[str, bool]]:
+        order = GridOrder(variants=1, template=template, **how)
+        check(order)
+        (made, _) = prompts(ARC, "t", order)
+        return [(message["role"], message["content"] == "Be brief.") for message in made["messages"]]
+
+    assert roles() == [("system", False), ("user", False)]
+    assert roles(system=parse_system(None)) == roles()
+    assert roles(system=parse_system("Be brief.")) == [("system", True), ("user", False)]
+    assert roles(system=parse_system("none")) == [("user", False)]
+
+
+def test_a_model_that_refuses_systems_can_be_asked() -> None:
+    gemma = ChatTemplate(GEMMA2, {"bos_token": "<bos>"})
+    order = GridOrder(column="examples", variants=1, changes=(), encoder="minimal", answers=True)
+    (asked,) = prompts(PAIRS, "t", order)
+    with pytest.raises(Unrendered, match="System role not supported"):
+        render_chat(gemma, asked["messages"])
+    (asked,) = prompts(PAIRS, "t", msgspec.structs.replace(order, system=None))
+    text, ((start, stop),) = render_chat(gemma, asked["messages"], mark_answers=True)
+    assert text[start:stop] == "65<end_of_turn>\n"
+
+
 @pytest.mark.parametrize(
     ("order", "message"),
     [
+        (GridOrder(system=" "), "system: ' ' says nothing"),
         (GridOrder(encoder="none"), "encoder: 'none' has 'none'"),
         (GridOrder(prompt="none"), "prompt: 'none' is no prompt"),
         (GridOrder(template="{{ stranger }}"), "template: 'stranger' is not known there"),

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,58 @@ def test_a_file_with_too_many_instructions_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr("penstock.extract.old_shards.INSTRUCTIONS_MAX", 1000)
     with pytest.raises(BadInput, match="more than 1000 instructions"):
         load_old_shard(write(tmp_path / "many.pkl.gz", b"]" + b"N" * 2000 + b"."))
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    found = load_old_shard(str(write(tmp_path / "shard.pkl.gz", pickle.dumps(shard()))))
+    assert len(found) == 6
+    with pytest.raises(TypeError, match="int"):
+        load_old_shard(5)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        load_old_shard(str(tmp_path / "nothing.pkl.gz"))
+
+
+def test_samples_may_share_shapes_texts_types_and_arrays(tmp_path: Path) -> None:
+    array, shape = np.zeros((2, 3), np.float32), (2, 3)
+    sample = {"activation": array, "shape": shape, "text_preview": "the same"}
+    layers = {layer: [{**sample, "sample_idx": number} for number in range(2)] for layer in (1, 2)}
+    found = load_old_shard(write(tmp_path / "shard.pkl.gz", pickle.dumps(layers)))
+    assert [each.text for each in found] == ["the same"] * 4
+
+
+DOUBLED = b"q\x00h\x00\x86" * 40  #: a tuple of the last one, twice: 2 ** 40 of them if anybody looks at each
+LIST = pickle.dumps([{"sample_idx": 1, "activation": np.zeros(1, np.float32)}] * 1, 2)[2:-1]
+
+SMALL_BUT_LARGE = {
+    "a type whose name is nested": (b"\x80\x02cnumpy\ndtype\n)" + DOUBLED + b"\x85R.", "one tuple in two places"),
+    "a key that is nested": (b"\x80\x02})" + DOUBLED + b"Ns.", "one tuple in two places"),
+    "a key that is a tuple": (b"\x80\x02}K\x01\x85Ns.", "a key that is a tuple"),
+    "keys that collide": (b"\x80\x02}\x8a\x08" + (2**61 - 1).to_bytes(8, "little") + b"Ns.", "large number"),
+    "samples of one list": (
+        b"\x80\x02}(K\x01" + LIST + b"r\xff\xff\x00\x00K\x02j\xff\xff\x00\x00u.",
+        "one list in two",
+    ),
+    "lists doubled by DUP": (b"\x80\x02]2.", "one list in two"),
+    "bytes made again and again": (
+        b"\x80\x02c_codecs\nencode\nq\x00X\x00\x10\x00\x00" + b"a" * 4096 + b"q\x01X\x06\x00\x00\x00latin1q\x02"
+        b"\x86R" + b"h\x00h\x01h\x02\x86R" * 1000 + b".",
+        "more bytes than it holds",
+    ),
+    "a buffer used twice": (b"\x80\x05\x96\x01" + bytes(7) + b"a\x94h\x00.", "one bytearray in two"),
+    "many empty lists": (b"\x80\x02" + b"]" * 5_000_000 + b".", "too many for its size"),
+    "many marks": (b"\x80\x02" + b"(" * 5_000_000 + b".", "too many for its size"),
+    "a long number": (b"I" + b"1" * (2 << 20) + b"\n.", "a line of more than"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_BUT_LARGE)
+def test_small_files_cost_little(tmp_path: Path, name: str) -> None:
+    data, said = SMALL_BUT_LARGE[name]
+    path = write(tmp_path / "small.pkl.gz", data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=said):
+            load_old_shard(path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()

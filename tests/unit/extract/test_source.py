@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.domain import ledger
 from penstock.domain.admission import BadInput
 from penstock.extract import formats
 from penstock.extract.content import Reading
@@ -132,7 +135,7 @@ def test_what_was_found_is_plain_data_that_survives_a_plan(layout: Write, tmp_pa
     again = msgspec.json.decode(msgspec.json.encode(source), type=Source)
     assert again == source
     assert texts(again, 400, 410) == [row["text"] for row in ROWS[400:410]]
-    assert all(file.fingerprint.startswith("sha256:") for file in source.files)
+    assert all(file.fingerprint.startswith(("sha256:", ledger.BLOCKS_KIND)) for file in source.files)
 
 
 def test_a_document_says_where_it_came_from(tmp_path: Path) -> None:
@@ -202,6 +205,19 @@ def test_malformed_rows_are_set_aside_with_their_lines_and_nothing_is_lost(tmp_p
     assert refused[0].excerpt == '{"text": "two'
     assert refused[4].excerpt == '{"text":7}'
     assert {each.file for each in refused} == {str(path)}
+
+
+def test_a_malformed_row_keeps_the_id_that_can_be_read(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"id": "a", "text": 5},
+        {"id": 7, "other": 1},
+        {"id": "", "text": "x"},
+        {"text": "x"},
+    ]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    refused: list[Refused] = []
+    assert not list(documents(opened(path, id="id"), refuse=refused.append))
+    assert [each.id for each in refused] == ["a", "7", None, None]
 
 
 def test_a_malformed_row_that_nobody_wants_set_aside_is_an_error(tmp_path: Path) -> None:
@@ -328,8 +344,83 @@ def test_a_file_that_was_damaged_is_an_error_that_names_it(layout: Write, tmp_pa
     path.write_bytes(data)
     with pytest.raises(Exception, match=path.name) as caught:
         texts(source)
-    assert isinstance(caught.value, Damaged | BadInput)
+    assert isinstance(caught.value, Damaged | BadInput | Changed)
     assert "\n" not in str(caught.value)
+
+
+def edited(path: Path, old: bytes = b"row 55", new: bytes = b"row 66") -> None:
+    """Some bytes in place: neither the size nor the date of the file differs afterwards."""
+    facts, data = path.stat(), path.read_bytes()
+    assert old in data
+    with path.open("r+b") as file:
+        file.write(data.replace(old, new))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert path.stat().st_size == facts.st_size
+
+
+def by_older_version(source: Source) -> Source:
+    """As plans were before marks had hashes: every file's SHA-256 only."""
+    return msgspec.structs.replace(
+        source,
+        files=tuple(
+            msgspec.structs.replace(
+                file,
+                fingerprint=f"sha256:{hashlib.sha256(Path(file.address).read_bytes()).hexdigest()}",
+                marks=tuple(msgspec.structs.replace(mark, digest="", size=0) for mark in file.marks),
+            )
+            for file in source.files
+        ),
+    )
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["", "older plan"])
+@pytest.mark.parametrize("layout", [_jsonl, _two_files, _text, _arrow_file, _arrow_stream, _saved_to_disk])
+def test_bytes_that_were_replaced_are_an_error_and_not_a_mixture(layout: Write, older: bool, tmp_path: Path) -> None:
+    source = opened(layout(tmp_path))
+    if older:
+        source = by_older_version(source)
+    assert len(texts(source)) == len(ROWS)
+    edited(Path(source.files[0].address))
+    with pytest.raises(Changed, match=r"is not the file that the plan was made from.*; put it back, or make a new run"):
+        texts(source)
+
+
+@pytest.mark.parametrize("kind", [Format.FILE, Format.TEXT])
+def test_a_change_behind_the_rows_that_were_asked_for_is_seen_within_a_piece_only(
+    kind: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared is what was read: a worker is not made to hash the whole set for a unit of it."""
+    monkeypatch.setattr(formats, "MARK_BYTES", 1000)
+    monkeypatch.setattr(formats, "_CHUNK_BYTES", 100)
+    source = opened(_text(tmp_path), format=kind)
+    path = tmp_path / "a.txt"
+    edited(path, b"row 699", b"row 599")
+    if kind is Format.FILE:
+        with pytest.raises(Changed, match="differs behind row 0"):
+            texts(source)
+        return
+    assert len(source.files[0].marks) > 5
+    assert texts(source, 0, 600) == [row["text"] for row in ROWS[:600]]
+    with pytest.raises(Changed, match="differs behind row 6"):
+        texts(source, source.files[0].marks[-1].row, source.files[0].marks[-1].row + 1)
+
+
+def _long_lines(folder: Path) -> Path:
+    """More than is read ahead: what was read before a change is right, and stays so."""
+    return jsonl(folder / "a.jsonl", [{"text": "long " * 1000} for _ in range(1000)])
+
+
+@pytest.mark.parametrize("layout", [_long_lines, _arrow_file, _parquet])
+def test_a_change_while_a_range_is_read_is_an_error_before_its_end(layout: Write, tmp_path: Path) -> None:
+    source = opened(layout(tmp_path))
+    path = Path(source.files[0].address)
+    rows = documents(source)
+    next(rows)
+    with path.open("r+b") as file:  # behind what was read ahead, but within what is still to be read
+        file.seek(-40, os.SEEK_END)
+        file.write(b"x" * 20)
+    with pytest.raises((Changed, Damaged)):
+        list(rows)
 
 
 @pytest.mark.parametrize("layout", [_gzip, _zstd, _arrow_stream, _parquet])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.extract.templates import (
     render_row,
 )
 from tests.missing import need_module
+from tests.unit.extract.chat_templates import GEMMA2, LLAMA3, QWEN3, QWEN25
 
 CHATML = (
     "{% for message in messages %}"
@@ -47,7 +49,7 @@ MARKED = (
     "{%- for message in messages -%}{%- set ns.count = ns.count + 1 -%}{%- endfor -%}\n"
     "#{{ ns.count }}\n"
 )
-#: Drops what earlier answers thought, as Qwen3's does: an answer is written in two ways.
+#: Drops what earlier answers thought: an answer is written in two ways.
 FORGETFUL = (
     "{% for message in messages %}[{{ message.role }}]"
     "{% if message.role == 'assistant' and not loop.last %}{{ message.content.split('</think>')[-1] }}"
@@ -64,7 +66,7 @@ CHAT = [
 ]
 
 
-def answers(template: str, chat: list[dict[str, str]]) -> list[str]:
+def answers(template: str, chat: Sequence[Mapping[str, object]]) -> list[str]:
     text, spans = render_chat(ChatTemplate(template, VARIABLES), chat, mark_answers=True)
     return [text[start:stop] for start, stop in spans]
 
@@ -127,7 +129,7 @@ def test_templates_know_no_time() -> None:
     assert render_chat(ChatTemplate(clock), CHAT)[0] == "26 Jul 2024"
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA2, MARKED, FORGETFUL])
+@pytest.mark.parametrize("template", [CHATML, LLAMA2, MARKED, FORGETFUL, QWEN25, QWEN3, LLAMA3, GEMMA2])
 @pytest.mark.parametrize("chat", [CHAT, CHAT[1:3], CHAT[1:2]])
 @pytest.mark.parametrize("open_answer", [False, True])
 def test_a_conversation_is_written_as_hugging_face_writes_it(
@@ -136,6 +138,8 @@ def test_a_conversation_is_written_as_hugging_face_writes_it(
     need_module("transformers")
     rendering = importlib.import_module("transformers.utils.chat_template_utils")
     marks = "{% generation" in template
+    if template == GEMMA2:
+        chat = [message for message in chat if message["role"] != "system"]  # which it refuses
     expected, spans = rendering.render_jinja_template(
         [chat],
         chat_template=template,
@@ -158,11 +162,115 @@ def test_answers_are_found_without_marks_by_what_each_message_adds() -> None:
     assert answers(LLAMA2, CHAT) == [" Well. </s>", " Still well, “thank you”. </s>"]
 
 
-def test_a_template_that_rewrites_earlier_answers_is_not_guessed_at() -> None:
+THOUGHT = "<think>\nhm, <b>well</b>\n</think>\n\n"
+THINKING = [
+    *CHAT[:2],
+    {"role": "assistant", "content": f"{THOUGHT}Well."},
+    CHAT[3],
+    {"role": "assistant", "content": f"{THOUGHT}Still well. \n"},
+]
+
+
+def test_answers_of_a_template_that_rewrites_earlier_ones_are_what_it_leaves_of_them() -> None:
     assert answers(FORGETFUL, CHAT) == ["Well.", "Still well, “thank you”."]
-    thinking = [*CHAT[:2], {"role": "assistant", "content": "<think>hm</think>Well."}, *CHAT[3:]]
+    assert answers(FORGETFUL, THINKING) == ["\n\nWell.", f"{THOUGHT}Still well. \n"]
+    nothing = "<think>\n\n</think>\n\n"
+    assert answers(QWEN3, CHAT) == ["Well.<|im_end|>\n", f"{nothing}Still well, “thank you”.<|im_end|>\n"]
+    assert answers(QWEN3, THINKING) == ["Well.<|im_end|>\n", f"{THOUGHT}Still well. \n<|im_end|>\n"]
+    assert answers(QWEN3, CHAT[:3]) == [f"{nothing}Well.<|im_end|>\n"]
+    kept_apart = [*CHAT[:4], {"role": "assistant", "content": "Still well.", "reasoning_content": "hm"}]
+    assert answers(QWEN3, kept_apart) == ["Well.<|im_end|>\n", "<think>\nhm\n</think>\n\nStill well.<|im_end|>\n"]
+
+
+def test_what_an_answer_asks_of_tools_is_the_assistants_and_what_they_say_is_not() -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "the <sky>"}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat: list[Mapping[str, object]] = [
+        *CHAT[:4],
+        asked,
+        {"role": "tool", "content": "blue"},
+        {"role": "assistant", "content": "It is blue."},
+    ]
+    called = '<tool_call>\n{"name": "look", "arguments": {"at": "the <sky>"}}\n</tool_call><|im_end|>\n'
+    assert answers(QWEN25, chat) == ["Well.<|im_end|>\n", called, "It is blue.<|im_end|>\n"]
+    assert answers(QWEN3, chat) == ["Well.<|im_end|>\n", called, "<think>\n\n</think>\n\nIt is blue.<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("template", "ending"), [(CHATML, "<|im_end|>\n"), (QWEN25, "<|im_end|>\n"), (LLAMA3, "<|eot_id|>")]
+)
+def test_a_conversation_may_begin_with_an_answer(template: str, ending: str) -> None:
+    assert answers(template, [CHAT[2], *CHAT[3:]]) == [f"Well.{ending}", f"Still well, “thank you”.{ending}"]
+    assert answers(template, [CHAT[2]]) == [f"Well.{ending}"]
+
+
+def test_a_conversation_with_qwen3_may_begin_with_an_answer() -> None:
+    assert answers(QWEN3, CHAT[2:4]) == ["Well.<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "end"), [(LLAMA3, "", "<|eot_id|>"), (GEMMA2, "", "<end_of_turn>\n"), (LLAMA2, " ", " </s>")]
+)
+def test_answers_are_found_in_templates_that_strip_them(template: str, begin: str, end: str) -> None:
+    chat = [*CHAT[1:4], {"role": "assistant", "content": "\n Still <|eot_id|> well.  "}]
+    assert answers(template, chat) == [f"{begin}Well.{end}", f"{begin}Still <|eot_id|> well.{end}"]
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN25, LLAMA3, GEMMA2])
+@pytest.mark.parametrize("open_answer", [False, True])
+def test_marks_find_the_same_answers_as_what_messages_add(template: str, open_answer: bool) -> None:
+    chat = [*CHAT[1:4], {"role": "assistant", "content": "<think>\nhm</think> <|im_start|>assistant\nStill well."}]
+    text, spans = render_chat(ChatTemplate(template, VARIABLES), chat, mark_answers=True, open_answer=open_answer)
+    # No beginning of a conversation is written as in the whole of it.
+    counting = ChatTemplate("{{ messages | length }}" + template, VARIABLES)
+    again = render_chat(counting, chat, mark_answers=True, open_answer=open_answer)
+    assert again == (f"4{text}", tuple((start + 1, stop + 1) for start, stop in spans))
+    assert len(spans) == 2
+
+
+def test_a_template_may_refuse_the_beginning_of_a_conversation() -> None:
+    """As one that wants each call of a tool to be followed by its result."""
+    template = (
+        "{% if messages[-1].call %}{{ raise_exception('no result') }}{% endif %}"
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chat: list[dict[str, object]] = [
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": "I look.", "call": True},
+        {"role": "tool", "content": "21"},
+        {"role": "assistant", "content": "It is 21."},
+    ]
+    assert answers(template, chat) == ["I look.", "It is 21.</s>"]
+
+
+def test_an_answer_that_is_not_ended_as_the_last_one_is_its_content_alone() -> None:
+    """As Phi-3's: the last message is followed by something else than the others."""
+    template = (
+        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
+    )
+    assert answers(template, CHAT) == ["Well.", "Still well, “thank you”.<|end|></s>"]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "{{ message.content[:4] if not loop.last else message.content }}",
+        "{{ message.content | length }} {{ 'last' if loop.last }}",
+        "{{ message.content if loop.last else '2 x' ~ message.content ~ message.content }}",
+        "{{ (message.content if loop.last else message.content.split('ll')[-1]) }}",
+    ],
+)
+def test_a_template_that_does_something_else_with_answers_is_not_guessed_at(way: str) -> None:
+    template = f"{{% for message in messages %}}[{{{{ message.role }}}}]{way}{{% endfor %}}"
     with pytest.raises(Unrendered, match="does not show which part the assistant wrote"):
-        answers(FORGETFUL, thinking)
+        answers(template, CHAT)
+
+
+def test_a_template_that_turns_the_conversation_round_is_not_guessed_at() -> None:
+    with pytest.raises(Unrendered, match="does not show which part the assistant wrote"):
+        answers("{% for message in messages[::-1] %}{{ message.content }}{% endfor %}", CHAT)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +280,7 @@ def test_a_template_that_rewrites_earlier_answers_is_not_guessed_at() -> None:
         (["hello"], "message 1 is no object with a role"),
         ([{"content": "x"}], "message 1 is no object with a role"),
         ([{"role": "user", "content": "\ufdd0"}], "message 1 has a character that Unicode reserves"),
+        ([{"role": "user", "content": "x", "tool": [{"y": "\ufdef"}]}], "message 1 has a character that Unicode"),
         ([{"role": "assistant", "content": "x"}], "Conversation roles must alternate"),
         ([{"role": "user", "content": None}], "the template"),
     ],

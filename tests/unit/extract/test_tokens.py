@@ -86,6 +86,7 @@ def test_a_long_document_is_cut_as_the_rules_say_and_says_so() -> None:
     (refused,) = passages([numbers(10)], None, Rules(width=4, cut=Cut.REFUSE), chat=False)
     assert isinstance(refused, Refused)
     assert (refused.line, refused.row, refused.reason) == (4, 13, "has 10 tokens, more than the width 4")
+    assert refused.id == "d"
     (whole,) = parts(numbers(4), Rules(width=4, cut=Cut.REFUSE))
     assert whole.cut is None
 
