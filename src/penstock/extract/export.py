@@ -27,8 +27,9 @@ class Exported(NamedTuple):
     files: int
 
 
-def export_dataset(run: Run, site: str, folder: Path, *, context: int, column: str) -> Exported:
+def export_dataset(run: Run, site: str, folder: str | Path, *, context: int, column: str) -> Exported:
     """Write the directory, which must not exist or be empty. `column` is the hook's name as SAELens calls it."""
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise BadInput("folder", str(folder), "is not empty", "give another one")
     if not 1 <= context <= max(1, len(run)):

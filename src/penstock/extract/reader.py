@@ -7,7 +7,6 @@ of a range are not checked against the checksum of their object, which `tpu extr
 
 from __future__ import annotations
 
-import builtins
 import os
 import random
 from bisect import bisect_left
@@ -20,16 +19,19 @@ from numpy.typing import NDArray
 from penstock.domain import ledger
 from penstock.domain.admission import BadInput
 from penstock.extract import plan as plans
+from penstock.extract import refused as refusals
 from penstock.extract.calls import Calls
-from penstock.extract.layout import TOKENS, VALUES, read_index
+from penstock.extract.layout import TOKENS, VALUES, object_of, read_index
 from penstock.extract.reading import Loop, Rows
-from penstock.extract.seal import RunManifest, find_manifest, object_of
+from penstock.extract.seal import RunManifest, find_manifest
+from penstock.extract.source import Refused
 from penstock.extract.tensors import Array, dtype_of
-from penstock.objects.addresses import open_address
+from penstock.objects.addresses import Use, open_address
 from penstock.ports.objects import Damaged
 
 #: A reader has somebody waiting: it gives up sooner than a worker.
 PATIENCE_S = 60.0
+SHOWN_ROWS = 5  #: of those that have one name
 
 
 class Stretch(NamedTuple):
@@ -53,7 +55,7 @@ class Block(NamedTuple):
 def open(address: str, environment: Mapping[str, str] = os.environ) -> Run:  # noqa: A001 (as gzip.open and the like)
     """A sealed run at `…/runs/ID`, or the only run under a root: a directory, gs:// or s3://."""
     root, run = plans.parse_address(address)
-    objects, _ = open_address("run", root, environment)
+    objects, _ = open_address("run", root, environment, use=Use.READ)
     calls = Calls(objects, random.Random(), PATIENCE_S)
     loop = Loop()
     try:
@@ -68,6 +70,7 @@ class Run:
 
     def __init__(self, calls: Calls, loop: Loop, run: str) -> None:
         self._loop = loop
+        self._calls = calls
         self._rows = Rows(calls, loop)
         found = loop.run(find_manifest(calls, run))
         if found is None:
@@ -96,47 +99,57 @@ class Run:
     @property
     def documents(self) -> Sequence[str]:
         """Names of the documents that have vectors, sorted."""
-        return list(dict.fromkeys(self._index["document"].to_pylist()))
+        import pyarrow.compute as pc
+
+        stored = self._index.filter(pc.greater(self._index["count"], 0))
+        return list(dict.fromkeys(stored["document"].to_pylist()))
+
+    def refused(self) -> list[Refused]:
+        """The input rows that gave nothing: where they stand in the data, and why."""
+        return self._loop.run(refusals.of_units(self._calls, self.manifest.units))
 
     def width(self, site: str) -> int:
         return self.manifest.facts.widths[self._known(site)]
 
-    def stretches(self, document: str) -> list[Stretch]:
-        """Where a document's vectors lie, by position; a document in windows has several."""
-        names = self._index["document"]
-        at = bisect_left(range(len(names)), document, key=lambda row: names[row].as_py())
-        found: builtins.list[Stretch] = []
-        while at < len(names) and names[at].as_py() == document:
-            row = {name: self._index[name][at].as_py() for name in ("unit", "start", "count", "position", "row")}
-            at += 1
-            if row["count"]:
-                stop = row["start"] + row["count"]
-                found.append(Stretch(row["unit"], row["start"], stop, row["position"], row["row"]))
-        if not found:
-            raise KeyError(f"{document!r}: no document of this run, or one of which nothing is stored")
-        return found
+    def rows(self, document: str) -> list[int]:
+        """The input rows that have this name: one, unless the data's ids are not unique."""
+        return sorted({stretch.input_row for stretch in self._found(document)})
 
-    def positions(self, document: str) -> NDArray[np.int32]:
+    def stretches(self, document: str, row: int | None = None) -> list[Stretch]:
+        """Where a document's vectors lie, by position; a document in windows has several.
+
+        `row` is the input row, for a name that several of them have. Without it such a name is refused.
+        """
+        found = self._found(document)
+        rows = sorted({stretch.input_row for stretch in found})
+        if row is None and len(rows) > 1:
+            shown = f"{', '.join(map(str, rows[:SHOWN_ROWS]))}{', …' if len(rows) > SHOWN_ROWS else ''}"
+            raise BadInput("document", document, f"names {len(rows)} input rows: {shown}", f"give row={rows[0]}")
+        if row is not None and row not in rows:
+            raise KeyError(f"{document!r}: is not input row {row}; it is {rows[0]}")
+        return found if row is None else [stretch for stretch in found if stretch.input_row == row]
+
+    def positions(self, document: str, row: int | None = None) -> NDArray[np.int32]:
         """The document's positions that have a vector, stretch after stretch."""
-        return self._of_tokens(document, "positions")
+        return self._of_tokens(document, "positions", row)
 
-    def tokens(self, document: str) -> NDArray[np.int32]:
+    def tokens(self, document: str, row: int | None = None) -> NDArray[np.int32]:
         """The token ids of these positions."""
-        return self._of_tokens(document, "tokens")
+        return self._of_tokens(document, "tokens", row)
 
-    def values(self, document: str, site: str) -> Array:
+    def values(self, document: str, site: str, row: int | None = None) -> Array:
         """Their vectors, [n, d]."""
         name = f"{self._known(site)}.safetensors"
-        return np.concatenate([self._read(name, VALUES, *stretch[:3]) for stretch in self.stretches(document)])
+        return np.concatenate([self._read(name, VALUES, *stretch[:3]) for stretch in self.stretches(document, row)])
 
-    def vector(self, document: str, position: int, site: str) -> Array:
-        """The vector of one position, [d]; of windows that overlap, the first one's."""
-        for stretch in self.stretches(document):
+    def vector(self, document: str, position: int, site: str, row: int | None = None) -> Array:
+        """The vector of one position, [d]."""
+        for stretch in self.stretches(document, row):
             there = self._read(TOKENS, "positions", *stretch[:3])
             at = int(np.searchsorted(there, position))
             if at < len(there) and there[at] == position:
-                row = stretch.start + at
-                found: Array = self._read(f"{self._known(site)}.safetensors", VALUES, stretch.unit, row, row + 1)[0]
+                at += stretch.start
+                found: Array = self._read(f"{self._known(site)}.safetensors", VALUES, stretch.unit, at, at + 1)[0]
                 return found
         raise KeyError(f"{document!r} has no vector at position {position}")
 
@@ -165,8 +178,22 @@ class Run:
                 found.append(self.block(Block(unit, max(start, low) - low, min(stop, high) - low), "values", site))
         return np.concatenate(found)
 
-    def _of_tokens(self, document: str, name: str) -> NDArray[np.int32]:
-        return np.concatenate([self._read(TOKENS, name, *stretch[:3]) for stretch in self.stretches(document)])
+    def _found(self, document: str) -> list[Stretch]:
+        names = self._index["document"]
+        at = bisect_left(range(len(names)), document, key=lambda row: names[row].as_py())
+        found: list[Stretch] = []
+        while at < len(names) and names[at].as_py() == document:
+            entry = {name: self._index[name][at].as_py() for name in ("unit", "start", "count", "position", "row")}
+            at += 1
+            if entry["count"]:
+                stop = entry["start"] + entry["count"]
+                found.append(Stretch(entry["unit"], entry["start"], stop, entry["position"], entry["row"]))
+        if not found:
+            raise KeyError(f"{document!r}: no document of this run, or one of which nothing is stored")
+        return found
+
+    def _of_tokens(self, document: str, name: str, row: int | None) -> NDArray[np.int32]:
+        return np.concatenate([self._read(TOKENS, name, *stretch[:3]) for stretch in self.stretches(document, row)])
 
     def _read(self, object_name: str, tensor: str, unit: int, start: int, stop: int) -> Array:
         path = object_of(self.manifest.units[unit], object_name).path

@@ -10,6 +10,7 @@ import asyncio
 import mmap
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +28,14 @@ T = TypeVar("T")
 #: Enough for any header of ours; one request then finds a tensor.
 BEGINNING_BYTES: Final = 4096
 MAPS_MAX: Final = 256
+ADVISED_BYTES: Final = 1 << 20  #: for less, a fault fetches enough
+
+
+class Closed(ValueError):
+    """Reading from a run that was closed, as `open` files say it."""
+
+    def __init__(self) -> None:
+        super().__init__("the run is closed; read it, and use iterators over it, inside of its `with`")
 
 
 class Loop:
@@ -36,17 +45,38 @@ class Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-extract-reader", daemon=True)
         self._thread.start()
+        self._lock = threading.Lock()
+        self.closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with self._lock:
+            if self.closed:
+                work.close()
+                raise Closed
+            answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return answer.result()
+        except CancelledError as error:
+            raise Closed from error
 
     def close(self) -> None:
-        if self._loop.is_closed():
-            return
+        """Those who wait for an answer get an error instead: nobody would ever give them one."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Rows:
@@ -61,6 +91,8 @@ class Rows:
 
     def read(self, path: str, name: str, start: int, stop: int) -> Array:
         """Rows `start` to `stop` of a tensor. Those of a directory are a view of the file."""
+        if self._loop.closed:
+            raise Closed
         tensor = self._tensor(path, name)
         if not 0 <= start <= stop <= tensor.shape[0]:
             raise IndexError(f"{path}: rows {start}:{stop} of {tensor.shape[0]}")
@@ -68,7 +100,7 @@ class Rows:
         if low == high:
             return np.zeros((0, *tensor.shape[1:]), tensors.dtype_of(tensor.dtype))
         if self._root is not None:
-            raw: Any = memoryview(self._map(self._root / path))[low:high]
+            raw: Any = _mapped(self._map(self._root / path), low, high)
         else:
             raw = self._loop.run(self._calls.read_range(path, low, high))
         if raw is None or len(raw) != high - low:
@@ -92,3 +124,11 @@ class Rows:
 def _map(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _mapped(whole: mmap.mmap, low: int, high: int) -> memoryview:
+    """Bytes of a file. The kernel is told what is wanted: a fault alone would fetch a few pages of it at a time."""
+    page = low // mmap.PAGESIZE * mmap.PAGESIZE
+    if high - low >= ADVISED_BYTES and high <= len(whole):
+        whole.madvise(mmap.MADV_WILLNEED, page, high - page)
+    return memoryview(whole)[low:high]

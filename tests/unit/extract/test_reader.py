@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import re
+import shutil
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock import extract
+from penstock.domain import ledger
 from penstock.domain.admission import BadInput
+from penstock.domain.ledger import Unit
 from penstock.extract.export import export_dataset
 from penstock.extract.iterators import batches, jax_batches, joint_batches, torch_batches
-from penstock.extract.plan import publish
+from penstock.extract.layout import Piece, read_index, write_table
+from penstock.extract.plan import RunPlan, publish
 from penstock.extract.reader import Run
+from penstock.extract.reading import Loop
+from penstock.extract.source import Refused
+from penstock.extract.verify import verify
 from penstock.objects.directory import DirectoryObjects
 from tests.missing import need_module
 from tests.process.extraction import SITES, WIDTH, cheap_plan, document_of, tokens_of, values_of
-from tests.unit.extract.cheap import calls_to, finished
+from tests.tidy.tracked import ROOT
+from tests.unit.extract.cheap import calls_to, finish, kept
 from tests.unit.extract.cheap import run as run_now
 
 ROWS = 30
@@ -30,9 +46,7 @@ TOKENS = sum(len(tokens_of(row)) for row in range(ROWS))
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("run")
-    _, plan = finished(DirectoryObjects(root), ROWS)
-    return f"{root}/runs/{plan.run}"
+    return kept(tmp_path_factory.mktemp("run"), ROWS)
 
 
 @pytest.fixture
@@ -78,6 +92,179 @@ def test_a_run_that_is_not_sealed_cannot_be_read(tmp_path: Path) -> None:
     run_now(lambda: publish(calls_to(DirectoryObjects(tmp_path)), plan))
     with pytest.raises(BadInput, match="not sealed"):
         extract.open(f"{tmp_path}/runs/{plan.run}")
+
+
+def test_documents_are_those_that_have_vectors(run: Run) -> None:
+    assert list(run.documents) == sorted(document_of(row) for row in range(ROWS) if len(tokens_of(row)))
+    for document in run.documents:
+        run.values(document, SITES[0])
+
+
+# --- ids that several rows have, and rows that gave nothing ---
+
+
+def _with_twins(plan: RunPlan, unit: Unit) -> Iterator[Piece]:
+    """Rows 1, 8 and 12 are called "twin", and so is row 2, of which nothing is stored."""
+    for row in range(unit.start, unit.stop):
+        name = "twin" if row in (1, 2, 8, 12) else document_of(row)
+        tokens = tokens_of(row) if row != 2 else np.zeros(0, np.int32)
+        note = "" if len(tokens) else "has no token that the filter keeps"
+        vectors = {site: values_of(row, site) for site in SITES} if len(tokens) else {}
+        yield Piece(row, name, tokens, vectors, file="in.jsonl", offset=10 + row, note=note, excerpt=note[:3])
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("twins")
+    plan = cheap_plan(20, 6)
+    run_now(lambda: finish(calls_to(DirectoryObjects(root)), plan, compute=_with_twins))
+    return f"{root}/runs/{plan.run}"
+
+
+def test_a_name_that_several_rows_have_is_read_by_its_row(twins: str) -> None:
+    with extract.open(twins) as run:
+        for read in (
+            lambda: run.values("twin", SITES[0]),
+            lambda: run.tokens("twin"),
+            lambda: run.positions("twin"),
+            lambda: run.vector("twin", 0, SITES[0]),
+        ):
+            with pytest.raises(BadInput, match="'twin' names 3 input rows: 1, 8, 12; give row=1") as caught:
+                read()
+            assert "\n" not in str(caught.value)
+        assert run.rows("twin") == [1, 8, 12]
+        for row in (1, 8, 12):
+            assert np.array_equal(run.tokens("twin", row=row), tokens_of(row))
+            assert len(run.positions("twin", row=row)) == len(tokens_of(row))
+            assert run.values("twin", SITES[0], row=row).tobytes() == values_of(row, SITES[0]).tobytes()
+            assert run.vector("twin", 0, SITES[1], row=row).tobytes() == values_of(row, SITES[1])[0].tobytes()
+        with pytest.raises(KeyError, match="is not input row 2"):
+            run.values("twin", SITES[0], row=2)
+        assert run.rows(document_of(3)) == [3]
+
+
+def test_names_that_several_rows_have_are_counted(twins: str) -> None:
+    calls = calls_to(DirectoryObjects(Path(twins.rpartition("/runs/")[0])))
+    with extract.open(twins) as run:
+        assert run.manifest.shared_ids == 1
+        checked = run_now(lambda: verify(calls, run.plan))
+    assert (checked.shared_ids, checked.problems) == (1, ())
+
+
+def test_rows_that_gave_nothing_are_listed_with_their_place(twins: str) -> None:
+    with extract.open(twins) as run:
+        found = run.refused()
+        side = run.manifest.refused
+    assert [(each.row, each.line, each.file, each.id) for each in found] == [
+        (2, 13, "in.jsonl", "twin"),
+        (10, 21, "in.jsonl", document_of(10)),
+    ]
+    assert {(each.reason, each.excerpt) for each in found} == {("has no token that the filter keeps", "has")}
+    assert side is not None
+    lines = (Path(twins.rpartition("/runs/")[0]) / side.path).read_text().splitlines()
+    assert [msgspec.json.decode(line, type=Refused) for line in lines] == found
+
+
+def test_a_damaged_side_file_is_found(tmp_path: Path) -> None:
+    plan = cheap_plan(20, 6)
+    calls = calls_to(DirectoryObjects(tmp_path))
+    run_now(lambda: finish(calls, plan, compute=_with_twins))
+    (path,) = tmp_path.glob("runs/*/index/*.refused.jsonl")
+    path.write_bytes(b"{}\n")
+    assert any("the list of refused rows" in problem for problem in run_now(lambda: verify(calls, plan)).problems)
+
+
+def test_a_run_without_the_newer_columns_is_read(twins: str, tmp_path: Path) -> None:
+    """As it was written before a piece's tokens were counted, and names that several rows have."""
+    root = Path(twins.rpartition("/runs/")[0])
+    shutil.copytree(root, tmp_path / "old")
+    (manifest,) = (tmp_path / "old").glob("runs/*/manifest/*")
+    known = json.loads(manifest.read_bytes())
+    del known["refused"], known["shared_ids"]
+    for unit in known["units"]:
+        (index,) = [each for each in unit["objects"] if "index.arrow" in each["path"]]
+        path = tmp_path / "old" / index["path"]
+        table = read_index(path.read_bytes()).drop_columns(["total", "first", "cut", "dropped", "excerpt"])
+        path.write_bytes(write_table(table))
+        index["checksum"] = ledger.checksum(path.read_bytes())
+    data = json.dumps(known).encode()
+    manifest.with_name(ledger.checksum(data)).write_bytes(data)
+    manifest.unlink()
+    with extract.open(str(tmp_path / "old")) as run:
+        assert run.tokens("twin", row=8).tolist() == tokens_of(8).tolist()
+        assert [(each.row, each.excerpt) for each in run.refused()] == [(2, ""), (10, "")]
+
+
+# --- a run that is closed, and what the page says ---
+
+
+def test_a_closed_run_says_so(address: str) -> None:
+    with extract.open(address) as run:
+        assert run.tokens(document_of(1)).tolist() == tokens_of(1).tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for read in (lambda: run.tokens(document_of(1)), lambda: run.values(document_of(0), SITES[0]), run.refused):
+            with pytest.raises(ValueError, match="the run is closed"):
+                read()
+        gc.collect()  # a call that nobody awaits would be told of here
+    run.close()
+
+
+def test_who_waits_for_a_bucket_hears_that_the_run_is_closed() -> None:
+    """And does not wait for ever: a process would not end."""
+    loop, asked = Loop(), threading.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    said: list[str] = []
+
+    def wait() -> None:
+        try:
+            loop.run(never())
+        except ValueError as error:
+            said.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert asked.wait(60)
+    loop.close()
+    waiting.join(60)
+    assert len(said) == 1
+    assert "the run is closed" in said[0]
+
+
+class _Trainer:
+    """As SAELens' trainer takes its data."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __init__(self, cfg: Any, sae: Any, data_provider: Iterator[Any]) -> None:
+        self._provider = data_provider
+
+    def fit(self) -> None:
+        self.seen.extend(next(self._provider) for _ in range(3))
+
+
+def test_the_page_can_be_typed_as_it_is(twins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block alone, with this run in the place of the page's, and smaller batches."""
+    need_module("torch")
+    page = (ROOT / "docs" / "howto" / "extract.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page.partition("## Read it")[2], re.DOTALL)
+    assert len(blocks) == 2
+    lens, config, training = (ModuleType(name) for name in ("sae_lens", "config", "training"))
+    lens.StandardTrainingSAE = lens.StandardTrainingSAEConfig = lambda *_, **__: None  # type: ignore[attr-defined]
+    config.SAETrainerConfig = lambda **_: None  # type: ignore[attr-defined]
+    training.SAETrainer = _Trainer  # type: ignore[attr-defined]
+    for name, module in (("", lens), (".config", config), (".training", ModuleType("t"))):
+        monkeypatch.setitem(sys.modules, f"sae_lens{name}", module)
+    monkeypatch.setitem(sys.modules, "sae_lens.training.sae_trainer", training)
+    for block in blocks:
+        typed = block.replace("gs://b/acts/runs/ID", twins).replace("doc-0007", document_of(4)).replace("4096", "8")
+        typed = typed.replace("resid_post:18", SITES[0].replace(".", ":")).replace(", 12, ", ", 1, ")
+        exec(compile(typed, "docs/howto/extract.md", "exec"), {})  # noqa: S102 (our own page)
+    assert [tuple(batch.shape) for batch in _Trainer.seen] == [(8, WIDTH)] * 3
 
 
 def test_slices_are_the_rows_one_after_another(run: Run) -> None:
@@ -150,7 +337,7 @@ print(sorted({{"jax", "torch", "transformers"}} & set(sys.modules)))
 
 
 def test_the_export_holds_the_same_rows_in_contexts(run: Run, tmp_path: Path) -> None:
-    done = export_dataset(run, SITES[0], tmp_path / "out", context=10, column="blocks.1.hook_resid_post")
+    done = export_dataset(run, SITES[0], str(tmp_path / "out"), context=10, column="blocks.1.hook_resid_post")
     assert (done.contexts, done.left_over) == (TOKENS // 10, TOKENS % 10)
     state = json.loads((tmp_path / "out/state.json").read_text())
     (file,) = state["_data_files"]
