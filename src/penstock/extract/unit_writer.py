@@ -8,16 +8,16 @@ many blocks may wait: a slow disk holds up the device and not the memory. It mus
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 from penstock.domain import ledger
 from penstock.domain.ledger import BLOCK_BYTES, Unit
@@ -40,8 +40,8 @@ class Hands:
     """Threads that work on blocks, of all units of a process; and how many blocks may wait for them."""
 
     def __init__(self, threads: int | None = None, held: int = HELD_BYTES // BLOCK_BYTES) -> None:
-        """`threads` None: half of the processors this process may use; others tokenise and feed the device."""
-        self._pool = ThreadPoolExecutor(threads or max(2, len(os.sched_getaffinity(0)) // 2), "blocks")
+        """`threads` None: three of four processors this process may use; others tokenise and feed the device."""
+        self._pool = ThreadPoolExecutor(threads or max(2, len(os.sched_getaffinity(0)) * 3 // 4), "blocks")
         self._room = threading.Semaphore(held)
 
     def do(self, work: Callable[[], T]) -> Future[T]:
@@ -78,6 +78,7 @@ class SiteWriter:
         self._block_at = self._at  #: where the first of those that wait lies
         self._first: Future[tuple[bytes, int]] | None = None
         self._blocks: list[Future[tuple[bytes, int]]] = []
+        self._looked_at = 0  #: how many of these are known to be written
         self._rows = 0
         self._width = 0
         self._every = 1  #: of these rows is one sampled
@@ -115,16 +116,21 @@ class SiteWriter:
         header = tensors.header_of(layout.VALUES, self._dtype, shape, about)
         self._draft.write(0, [header])
         first, odd = (b"", 0) if self._first is None else self._first.result()
-        digests = [hashlib.sha256(header + first).digest()]
+        digests = [_digest([header, first])]
         for block in self._blocks:
             digest, more = block.result()
             digests.append(digest)
             odd += more
-        made = Made(self._at, ledger.checksum_of_blocks(digests), self._draft)
+        made = Made(self._at, ledger.checksum_of_blocks(digests, ledger.FAST_KIND), self._draft)
         return made, msgspec.structs.replace(facts.result(), not_finite=odd)
 
     def _hand_over(self) -> None:
-        """The block that is full, or the last one."""
+        """The block that is full, or the last one; what went wrong with one before is raised here."""
+        while self._looked_at < len(self._blocks) and self._blocks[self._looked_at].done():
+            self._blocks[self._looked_at].result()
+            self._looked_at += 1
+        if self._first is not None and self._first.done():
+            self._first.result()
         parts = [span.view() for span in self._spans]
         dtype, draft, at = self._dtype, self._draft, self._block_at
         # The first block begins with the header, which is not known yet: its rows are kept and hashed behind it.
@@ -192,17 +198,18 @@ class UnitWriter:
             layout.TOKENS: _small(tensors.encode({"tokens": tokens, "positions": positions}, about)),
             layout.INDEX: _small(index),
         }
+        rows_sha256 = layout.rows_hash(
+            (pieces[at].row, pieces[at].document, positions[at], pieces[at].tokens) for at in order
+        )
         sites: dict[str, SiteFacts] = {}
-        for site, writer in self._sites.items():
+        for site, writer in self._sites.items():  # last, because it waits for what is still being written
             objects[f"{site}.safetensors"], sites[site] = writer.finish({**about, "site": site})
         facts = UnitFacts(
             documents=len({piece.row for piece in pieces}),
             empty=sum(not len(piece.tokens) for piece in pieces),
             tokens=sum(len(piece.tokens) for piece in pieces),
-            truncated=sum(piece.truncated for piece in pieces),
-            rows_sha256=layout.rows_hash(
-                (pieces[at].row, pieces[at].document, positions[at], pieces[at].tokens) for at in order
-            ),
+            truncated=len({piece.row for piece in pieces if piece.dropped}),
+            rows_sha256=rows_sha256,
             sizes=tuple(made.size for made in objects.values()),
             sites=sites,
             seconds=seconds,
@@ -230,10 +237,14 @@ def _address(array: Array) -> int:
 
 
 def _hashed(parts: list[memoryview], dtype: str, draft: Draft, at: int) -> tuple[bytes, int]:
-    digest = hashlib.sha256()
+    return _digest(parts), _looked_over_and_written(parts, dtype, draft, at)
+
+
+def _digest(parts: Iterable[Buffer]) -> bytes:
+    found = ledger.block_hash(ledger.FAST_KIND)
     for part in parts:
-        digest.update(part)
-    return digest.digest(), _looked_over_and_written(parts, dtype, draft, at)
+        found.update(part)
+    return found.digest()
 
 
 def _looked_over_and_written(parts: list[memoryview], dtype: str, draft: Draft, at: int) -> int:

@@ -10,6 +10,7 @@ has run out, and what it stored without a commit counts for nothing. It must kee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -21,13 +22,14 @@ import msgspec
 
 from penstock.domain import ledger
 from penstock.domain.ledger import Unit
-from penstock.extract.calls import Calls
+from penstock.extract.calls import Calls, Stopped
 from penstock.extract.claims import Claim, Claims
 from penstock.extract.commit import publish
 from penstock.extract.layout import Compute, Course, Piece
 from penstock.extract.plan import RunPlan
-from penstock.extract.seal import seal, sweep
+from penstock.extract.seal import Reopened, seal, sweep
 from penstock.extract.unit_writer import Hands, UnitWriter
+from penstock.ports.objects import ObjectsError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ LEASE_S: Final = 90.0
 #: Units that are being stored while the device works on the next: a worker that is lost then costs both. With 0 it
 #: costs one at most, and the device waits for each commit.
 STORING_MAX: Final = 1
+GIVE_BACK_S: Final = 10.0  #: to let go of leases at the end; they run out by themselves
 LOOK_S: Final = 5.0  #: how often a worker that found nothing to claim looks again
 
 
@@ -43,6 +46,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     open: int
     units: int
+    holding: bool = False  #: whether this worker has begun one that is not committed yet
     tokens: int  #: that this worker has committed
     documents: int
 
@@ -55,9 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = LEASE_S
     look_s: float = LOOK_S
     storing_max: int = STORING_MAX
-    hands: int | None = None  #: threads that hash and write; None: half of the processors
+    hands: int | None = None  #: threads that hash and write; None: three of four processors
     read_back: bool = False
-    synced: bool = True  #: False, in a directory: what a power cut takes is found by `tpu extract verify`
     code: str = ""
 
 
@@ -66,10 +69,6 @@ class _Ready(NamedTuple):
 
     pieces: Iterable[Piece]
     seconds: float
-
-
-class Stopped(Exception):
-    """The worker was asked to stop, and has let go of what it held."""
 
 
 class Worker:
@@ -98,6 +97,8 @@ class Worker:
             calls, plan, settings.worker, fence=settings.fence, lease_s=settings.lease_s, rng=rng, steady=steady
         )
         self._begun: dict[asyncio.Task[None], str] = {}
+        self._committing: set[str] = set()  #: units whose commit is under way
+        self._leaving: set[asyncio.Task[None]] = set()  #: leases of committed units, on their way out
         self._fed = asyncio.Event()  #: whether the device has got all of its work of the unit that was begun last
         self._fed.set()
         self._hands = Hands(settings.hands)
@@ -109,26 +110,66 @@ class Worker:
         """Until no unit is open and the run is sealed; raises `Stopped` when asked to stop before."""
         keeping = asyncio.create_task(self._claims.keep())
         try:
-            while units := await self._open():
-                await self._next(units, keeping)
-            await self._settle(0)  # units that others have committed meanwhile: what was stored of them goes
-            await seal(self._calls, self._plan)
-            await sweep(self._calls, self._plan)
+            await self._until_sealed(keeping)
+            await self._tidy()
+        except Stopped:
+            await self._claims.leave()
+            raise
         finally:
             # The thread that computes looks here: an event loop that ends waits for its threads.
             self._left.set()
-            for task in (keeping, *self._begun):
+            tasks = (keeping, *self._begun)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(keeping, *self._begun, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._hands.close()
+            await self._give_back()
+
+    async def _tidy(self) -> None:
+        """The run is whole: what cannot be removed now is no reason to fail."""
+        try:
+            await self._claims.leave()
+            await asyncio.gather(*self._leaving)
+            await sweep(self._calls, self._plan)
+        except ObjectsError as error:
+            logger.warning("the run is sealed, and what nobody needs any more is left for `tpu extract gc`: %s", error)
+
+    async def _give_back(self) -> None:
+        """Let others begin at once what this worker will not finish, whatever ended it.
+
+        Not what may still be on its way to its commit: a thread that was left alone with it does not stop.
+        """
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                try:
+                    for claim in self._claims.held:
+                        if claim.unit.id not in self._committing:
+                            await self._claims.release(claim, done=False)
+                finally:
+                    await asyncio.gather(*self._leaving, return_exceptions=True)
+        except (ObjectsError, TimeoutError, Stopped) as error:
+            logger.warning("others wait until its leases have run out: %s", error or type(error).__name__)
+
+    async def _until_sealed(self, keeping: asyncio.Task[None]) -> None:
+        while True:
+            while units := await self._open():
+                await self._next(units, keeping)
+            await self._settle(0)  # units that others have committed meanwhile: what was stored of them goes
+            with contextlib.suppress(Reopened):  # then there is an open unit again
+                await seal(self._calls, self._plan)
+                return
 
     async def _open(self) -> tuple[Unit, ...]:
-        """Units without a commit, those that this worker has begun included."""
-        prefix = ledger.commits_prefix(self._plan.run)
-        done = [path.removeprefix(prefix) for path in await self._calls.list(prefix)]
-        units = ledger.open_units(self._plan, done)
+        """Units without a commit that counts, those that this worker has begun included."""
+        run = self._plan.run
+        names = await self._calls.list(ledger.commits_prefix(run))
+        units = ledger.open_units(self._plan, ledger.editions(run, names).committed)
         standing = Standing(
-            open=len(units), units=len(self._plan.units), tokens=self._tokens, documents=self._documents
+            open=len(units),
+            units=len(self._plan.units),
+            holding=bool(self._begun),
+            tokens=self._tokens,
+            documents=self._documents,
         )
         if self._report is not None:
             self._report(standing)
@@ -145,6 +186,7 @@ class Worker:
         likely = await self._claims.likely(free) if free else None
         ready = None if likely is None else await self._prepare(likely)
         await self._fed.wait()
+        begun = len(self._begun)
         await self._settle(self._settings.storing_max)
         if self._should_stop():
             await self._stop()
@@ -153,7 +195,7 @@ class Worker:
             self._begin(claim, ready if ready is not None and claim.unit == likely else await self._prepare(claim.unit))
         elif self._begun:
             await self._settle(len(self._begun) - 1)
-        else:
+        elif not begun:  # otherwise something has changed already: it was this worker's own unit
             await asyncio.sleep(self._settings.look_s)
 
     async def _prepare(self, unit: Unit) -> _Ready:
@@ -180,9 +222,9 @@ class Worker:
         started = self._steady()
         settings = self._settings
         # What is read back and found damaged is sent again: then it must still be in memory.
-        draft = partial(self._calls.draft, in_memory=settings.read_back, synced=settings.synced)
+        draft = partial(self._calls.draft, in_memory=settings.read_back)
         try:
-            writer = UnitWriter(self._plan, claim.unit, self._hands, draft)
+            writer = await asyncio.to_thread(UnitWriter, self._plan, claim.unit, self._hands, draft)
             await asyncio.to_thread(self._run, ready.pieces, writer)
         except Stopped:
             await self._claims.release(claim, done=False)
@@ -193,16 +235,34 @@ class Worker:
 
     def _run(self, pieces: Iterable[Piece], writer: UnitWriter) -> None:
         """On a thread."""
-        for piece in pieces:
-            writer.add(piece)
-            if self._left.is_set() or self._should_stop():
-                raise Stopped
+        try:
+            for piece in pieces:
+                writer.add(piece)
+                if self._left.is_set() or self._should_stop():
+                    raise Stopped
+        finally:
+            if isinstance(pieces, Course):  # at once: an error would hold it, and its places on the device
+                pieces.close()
 
     async def _store(self, claim: Claim, writer: UnitWriter, seconds: float) -> None:
         settings = self._settings
         content = await asyncio.to_thread(writer.finish, seconds=seconds, worker=settings.worker, code=settings.code)
-        won = await publish(self._calls, self._plan, claim, content, fence=settings.fence, read_back=settings.read_back)
-        await self._claims.release(claim, done=True)
+        try:
+            won = await publish(
+                self._calls,
+                self._plan,
+                claim,
+                content,
+                fence=settings.fence,
+                read_back=settings.read_back,
+                on_commit=partial(self._committing.add, claim.unit.id),
+            )
+        except Exception:  # not when it was cancelled: then its commit may still be under way
+            self._committing.discard(claim.unit.id)
+            raise
+        self._committing.discard(claim.unit.id)
+        # Nobody waits for it: a busy disk may take as long to remove a file as the device to compute a unit.
+        self._leaving.add(asyncio.create_task(self._claims.release(claim, done=True)))
         if won:
             self._tokens += content.facts.tokens
             self._documents += content.facts.documents
@@ -211,6 +271,9 @@ class Worker:
 
     async def _settle(self, most: int) -> None:
         """Wait until at most so many units are on their way; what failed on its way is raised here."""
+        for task in [each for each in self._leaving if each.done()]:
+            self._leaving.discard(task)
+            task.result()  # a store that lets nothing be removed is told now, and not after days
         stopped = False
         while self._begun and (len(self._begun) > most or any(task.done() for task in self._begun)):
             done, _ = await asyncio.wait(self._begun, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from typing_extensions import Buffer
 
 from penstock.domain.ledger import BLOCK_BYTES, Unit
@@ -63,9 +64,9 @@ def test_the_checksum_is_the_hash_of_the_blocks_hashes() -> None:
     made = writer.finish(seconds=0.0, worker="w", code="c").objects["embed.safetensors"]
     hands.close()
     data = b"".join(drafts.written[at] for at in sorted(drafts.written))
-    digests = [hashlib.sha256(data[at : at + BLOCK_BYTES]).digest() for at in range(0, len(data), BLOCK_BYTES)]
+    digests = [blake3(data[at : at + BLOCK_BYTES]).digest() for at in range(0, len(data), BLOCK_BYTES)]
     assert len(digests) == 3
-    assert made.checksum == "sha256-of-8MiB-sha256:" + hashlib.sha256(b"".join(digests)).hexdigest()
+    assert made.checksum == "sha256-of-8MiB-blake3:" + hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 class Noting:
@@ -124,6 +125,28 @@ def test_a_disk_that_refuses_is_told() -> None:
             writer.add(piece)
         writer.finish(seconds=0.0, worker="w", code="c")
     hands.close()
+
+
+def test_a_disk_that_refuses_is_told_while_the_unit_is_computed() -> None:
+    """Not first at its end: by then the device has worked for minutes for nothing."""
+    refused = threading.Event()
+
+    def refuse() -> None:
+        refused.set()
+        raise ObjectsError("no space left")
+
+    lengths = (4096,) * 8  # each a block
+    plan, unit = plan_of(len(lengths))
+    hands = Hands(1, held=1)
+    writer = UnitWriter(plan, unit, hands, lambda: Noting(refuse))
+    added = 0
+    with pytest.raises(ObjectsError, match="no space left"):  # noqa: PT012 (it is one of the pieces)
+        for piece in pieces_of(lengths, np.zeros((4096 * 8, WIDTH), np.uint16)):
+            writer.add(piece)
+            added += 1
+    hands.close()
+    assert refused.is_set()
+    assert added <= 3, "one block is written while the next comes; it is known with the one after that"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
