@@ -106,7 +106,7 @@ def test_a_worker_fetches_its_model_from_the_hub(tmp_path: Path, capsys: pytest.
     words = ["--model", "org/tiny", *data, "--sites", "resid_post:1", "--out", str(tmp_path / "acts"), "--here", "1"]
     with fake_hub.serving() as hub:
         commit = hub.add("org/tiny", files)
-        hub.cuts = [1000]  # the first large file comes in two pieces
+        hub.cuts = [10**9, 1000]  # the first large file comes in two pieces, after the header of the weights
         own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
             [*TPU, "extract", *words],
@@ -117,7 +117,9 @@ def test_a_worker_fetches_its_model_from_the_hub(tmp_path: Path, capsys: pytest.
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert [each.headers.get("range") for each in hub.of("store")] == [None, "bytes=1000-", None]
+        asked_for = [each.headers.get("range") for each in hub.of("store")]
+        header = "bytes=0-262143"  # of the weights, when the run is planned and before they are fetched
+        assert asked_for == [header, None, "bytes=1000-", header, None]
     assert f"hf://org/tiny@{commit}: what of it is not yet in" in done.stderr
     checked = json.loads(asked(capsys, "verify", "--run", str(tmp_path / "acts"), "--json"))
     assert (checked["sealed"], checked["problems"]) == (True, [])
@@ -132,6 +134,11 @@ def test_a_worker_fetches_its_model_from_the_hub(tmp_path: Path, capsys: pytest.
         (["--model", "{f}/nothing", "--data", "d", "--sites", "embed", "--out", "x"], "config.json"),
         (["--model", "{f}/model", "--data", "{f}/no.jsonl", "--sites", "embed", "--out", "x"], "matches no file"),
         (["--model", "{f}/model", "--data", "{f}/docs.jsonl", "--sites", "resid:1", "--out", "x"], "is no site"),
+        (
+            ["--model", "{f}/model", "--data", "{f}/docs.jsonl", "--column", "no", "--sites", "embed", "--out", "x"],
+            "column: 'no' gives nothing in any of the 200 rows looked at",
+        ),
+        (["--template", "@{f}/model/model.safetensors"], "is no UTF-8; name a file of text"),
         (["worker", "--run", "{f}"], "holds 0 runs"),
         (["status", "--run", "{f}/runs/" + "0" * 32], "has no plan there"),
         (["old-shard", "{f}/docs.jsonl"], "is not a shard of activations"),
@@ -142,6 +149,33 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     line = asked(capsys, *(word.replace("{f}", str(tmp_path)) for word in words), code=2)
     assert said in line
     assert line.count("\n") == 1
+
+
+def test_what_was_not_given_and_what_was_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path)
+    (tmp_path / "template.jinja").write_text("Q: {{ id }}\nA: {{ text }}")
+    with (tmp_path / "docs.jsonl").open("a") as file:
+        file.write('{"id": 5}\n')
+    words = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "docs.jsonl"), "--sites", "head_out:1"]
+    words += ["--template", f"@{tmp_path}/template.jinja"]
+    dry = asked(capsys, *words, "--dry-run")
+    assert "512 tokens a row, as --width is not given: the model has no more positions" in dry
+    assert "refused" not in dry, "the last row is not among those looked at"
+    few = ["--max-samples", "20", "--out", str(tmp_path / "acts")]
+    plan = json.loads(asked(capsys, *words, *few, "--dry-run", "--json"))
+    assert (plan["rows"], plan["width"], plan["rows_looked_at"], plan["rows_refused"]) == (20, 512, 20, 0)
+    capsys.readouterr()
+    assert run(["extract", *words, *few]) == 0
+    said = capsys.readouterr()
+    assert "20 rows in all (--max-samples is the total, not each worker's) in 10 units" in said.err
+    (written,) = (tmp_path / "acts").glob("runs/*/plan.json")
+    work = json.loads(written.read_bytes())["work"]
+    assert work["source"]["reading"]["template"] == "Q: {{ id }}\nA: {{ text }}"
+    assert work["config"]["hidden_size"] == 64
+    (tmp_path / "docs.jsonl").write_text('{"id": 5}\n{"id": "a", "text": "water"}\n')
+    dry = asked(capsys, *words, "--dry-run")
+    assert "1 of 2 rows looked at give nothing; the first the template" in dry
+    assert "as --width is not given" not in asked(capsys, *words, "--dry-run", "--width", "256")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -18,6 +17,7 @@ from penstock.cli import terminal
 from penstock.cli.talk import Refused
 from penstock.cli.terminal import safe
 from penstock.cli.words import as_json as json_option
+from penstock.cli.words import text_or_file
 
 if TYPE_CHECKING:
     from penstock.wiring.datasets import Lengths, Look
@@ -82,18 +82,13 @@ def _count(number: int) -> str:
     return f"{number:,}"
 
 
-def _text_or_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """`@FILE` is what the file holds."""
-    return Path(value[1:]).read_text() if value is not None and value.startswith("@") else value
-
-
 @dataset.command()
 @_DATA
 @_FORMAT
 @_SPLIT
 @click.option("--column", metavar="NAME", help="The column with the text.  [default: text]")
 @click.option(
-    "--template", metavar="TEXT|@FILE", callback=_text_or_file, help="A Jinja template that writes a row's text."
+    "--template", metavar="TEXT|@FILE", callback=text_or_file, help="A Jinja template that writes a row's text."
 )
 @click.option("--chat", metavar="NAME", help="The column with messages; the template comes with --tokenizer.")
 @click.option("--open-answer", is_flag=True, help="End each chat where the model would begin to answer.")
@@ -202,7 +197,7 @@ def _lengths(lengths: Lengths, unit: str) -> str:
 def split(data: tuple[str, ...], *, as_json: bool, replace: bool, **options: Any) -> None:
     """Cut a dataset into JSON-lines files that together hold each row once.
 
-    Rows that cannot be read go to refused.jsonl in DIR with their lines; streams.json sums up.
+    Rows that cannot be read go to streams.refused in DIR with their lines; streams.json sums up.
     """
     from penstock.wiring import datasets
 
@@ -251,7 +246,13 @@ def _show_registries(ctx: click.Context, _param: click.Parameter, value: bool) -
 @click.option("--id", "id_column", metavar="NAME", help="The column that names tasks.  [default: row number]")
 @click.option("--encoder", default="shape(rows(minimal))", show_default=True, help="How grids are written.")
 @click.option("--prompt", default="output-from-examples", show_default=True, help="What is asked.")
-@click.option("--template", metavar="TEXT|@FILE", callback=_text_or_file, help="Your own words, as a Jinja template.")
+@click.option("--template", metavar="TEXT|@FILE", callback=text_or_file, help="Your own words, as a Jinja template.")
+@click.option(
+    "--system",
+    metavar="TEXT|@FILE|none",
+    callback=text_or_file,
+    help="What the system says first; none for models whose chat template refuses that.  [default: our own words]",
+)
 @click.option("--augment", default="flip,rotate,colours,order", show_default=True, help="How variants differ; or none.")
 @click.option("--variants", default=8, show_default=True, type=click.IntRange(1), help="Of each test.")
 @click.option("--seed", default=42, show_default=True, type=int, help="What chance is drawn from.")
@@ -277,6 +278,7 @@ def grids(data: tuple[str, ...], *, as_json: bool, refused: str | None, replace:
             encoder=options["encoder"],
             prompt=options["prompt"],
             template=options["template"],
+            system=datasets.parse_system(options["system"]),
             changes=datasets.parse_changes(options["augment"]),
             variants=options["variants"],
             seed=options["seed"],

@@ -1,37 +1,39 @@
 """`tpu extract`: a model's activations over a dataset, by any number of workers; and the workers themselves.
 
-The group without a command makes the plan and, with `--on` or `--workers`, one job with replicas on Penstock; with
-`--here` it starts workers on this machine. Everything else asks or mends a run by its address, and needs the bucket
-only. It decides what the words mean; `wiring.extraction` does the work. Nothing of it is imported before it is needed.
+The group without a command makes the plan and, with `--workers`, one job with replicas on Penstock; with `--here`, or
+with `--workers` and a directory, it starts workers on this machine. An option for what is not made is refused.
+Everything else asks or mends a run by its address, and needs the bucket only. It decides what the words mean;
+`wiring.extraction` does the work. Nothing of it is imported before it is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
 from penstock.cli import extract_cost, extract_view, terminal
 from penstock.cli.extract_options import PlanOptions, plan_options
-from penstock.cli.submit import JobOptions, job_options, job_request
-from penstock.cli.talk import Refused, talking
+from penstock.cli.extract_workers import Start, WorkerOptions, worker_options
+from penstock.cli.submit import JobOptions, job_options
+from penstock.cli.talk import Refused
 from penstock.cli.words import SPAN, Copies, as_json
 
 if TYPE_CHECKING:
-    from penstock.wire.api import CommandRequest
     from penstock.wiring.extraction import Planned
 
-#: A worker on another machine is a command there; on this one it is this very program.
-WORKER = "from penstock.cli.main import main; main()"
 CHECK_FAILED = 1
 NOT_AVAILABLE = 3
+
+_FOR_JOBS: Final = frozenset({*JobOptions.__struct_fields__, "python", "setup"})
+_FOR_WORKERS: Final = frozenset(WorkerOptions.__struct_fields__)
+_FOR_MEMORY: Final = frozenset({"on", "rows", "mesh"})
 
 _RUN = click.option(
     "--run", "address", required=True, metavar="URL", help="The run: …/runs/ID, or a root with one run."
@@ -63,13 +65,11 @@ def told() -> Iterator[None]:
     help="Run them as one Penstock job: so many at once. With a directory as --out: on this machine, as --here.",
 )
 @click.option("--here", type=click.IntRange(1), metavar="N", help="Run N workers on this machine, and stay.")
-@click.option(
-    "--mesh", metavar="AXES", help="data=4,fsdp=1,tensor=2 of each worker; for --dry-run the memory it takes."
-)
 @click.option("--dry-run", is_flag=True, help="Say what would be done and what it takes; write nothing.")
 @click.option("--python", default=sys.executable, metavar="PROGRAM", help="The hosts' Python, for --workers.")
 @click.option("--setup", default="", metavar="COMMAND", help="Runs first on each host, for --workers.")
 @as_json
+@worker_options
 @job_options
 @click.pass_context
 def extract(
@@ -79,11 +79,11 @@ def extract(
     out: str | None,
     workers: tuple[int, int] | None,
     here: int | None,
-    mesh: str | None,
     dry_run: bool,
     python: str,
     setup: str,
     as_json: bool,
+    worker: WorkerOptions,
     job: JobOptions,
 ) -> None:
     """A model's activations over a dataset, each row exactly once, by workers that come and go.
@@ -106,43 +106,68 @@ def extract(
             raise click.UsageError(f"{name} is missing; give it, or a command: tpu extract --help")
     if out is None and not dry_run:
         raise click.UsageError("--out is missing; say where the run is kept, or give --dry-run")
-    on_this_machine = workers is not None and not (out or "").startswith(("gs://", "s3://"))
-    if on_this_machine and not dry_run:
-        _refuse_elsewhere(context, out or "", here)
+    _refuse_unused(context, workers, here, dry_run)
     with told():
-        from penstock.wiring.extraction import make_run, memory_of
+        from penstock.wiring.extract_memory import memory_of
+        from penstock.wiring.extraction import is_bucket, make_run
 
+        on_this_machine = workers is not None and not is_bucket(out or "")
+        if on_this_machine and not dry_run:
+            _refuse_elsewhere(context, out or "", here)
         planned = extract_view.planned(options, out)
-        memory = memory_of(planned, mesh)  # refuses a mesh that cannot be before anything is written
+        # Refuses a mesh that cannot be before anything is written or bought. A host of `--on` shows as many devices
+        # where it is emulated, so that it can be said of every capacity; workers on this machine are given no `--on`.
+        memory = memory_of(planned, worker.mesh, job.on, worker.rows)
         if dry_run:
-            extract_view.echo_plan(planned, options, mesh, memory, as_json)
+            extract_view.echo_plan(planned, options, worker.mesh, memory, as_json)
             return
         address = make_run(planned.plan, out or "")
-    _say_run(planned, address, as_json)
+    _say_run(planned, options, address, as_json)
     if workers is not None and on_this_machine:
-        here = max(1, min(max(workers[0], os.cpu_count() or 1), workers[1], len(planned.plan.units)))
-        terminal.note(f"{terminal.many(here, 'worker')} on this machine, which alone sees {out}")
-    elif workers is not None:
-        from penstock.wire.api import CommandRequest
-
-        _submit(planned, workers, CommandRequest(_worker(python, address, mesh), setup=setup), job)
-        _warn_of_own_files(planned)
-        terminal.note(f"`tpu extract watch --run {address}` shows the workers")
-    if here is not None:
-        context.exit(_run_here(address, here, mesh))
+        here = min(max(workers[0], os.cpu_count() or 1), workers[1])
+    start = Start(planned, address, worker)
+    with told():
+        if workers is not None and not on_this_machine:
+            start.as_job(workers, python, setup, job)
+        if here is not None:
+            context.exit(start.here(here))
 
 
 def _refuse_elsewhere(context: click.Context, out: str, here: int | None) -> None:
     """A job may write to its own folders and to buckets only, so workers on a directory are processes of this user."""
     if here is not None:
         raise click.UsageError(f"--here and --workers both run workers on this machine for {out!r}; give one of them")
+    for option in _given(context, _FOR_JOBS):
+        raise click.UsageError(
+            f"--out: {out!r} is a directory, and {option} is for a job, whose hosts do not see it; "
+            f"give gs:// or s3://, or leave {option} out to run the workers on this machine"
+        )
+
+
+def _refuse_unused(context: click.Context, workers: tuple[int, int] | None, here: int | None, dry_run: bool) -> None:
+    """Who says how a job or its workers shall be expects some; a dry run uses what memory depends on."""
+    if workers is not None:
+        return
+    shown = _FOR_MEMORY if dry_run else frozenset()
+    for option in _given(context, _FOR_JOBS - shown):
+        raise click.UsageError(
+            f"{option} is for a job, and without --workers there is none; give --workers, or leave {option} out"
+        )
+    if here is not None:
+        return
+    for option in _given(context, _FOR_WORKERS - shown):
+        raise click.UsageError(
+            f"{option} is for workers, and without --workers or --here none is started; give one of them, "
+            f"or leave {option} out and give it to `tpu extract worker`"
+        )
+
+
+def _given(context: click.Context, names: frozenset[str]) -> Iterator[str]:
+    """Those of the options that the user wrote."""
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if given and parameter.name in (*JobOptions.__struct_fields__, "python", "setup"):
-            raise click.UsageError(
-                f"--out: {out!r} is a directory, and {parameter.opts[-1]} is for a job, whose hosts do not see it; "
-                f"give gs:// or s3://, or leave {parameter.opts[-1]} out to run the workers on this machine"
-            )
+        name = parameter.name or ""
+        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            yield parameter.opts[-1]
 
 
 # How many replicas there are is said by --workers here.
@@ -151,76 +176,21 @@ next(
 ).hidden = True
 
 
-def _warn_of_own_files(planned: Planned) -> None:
-    """Slices of this machine can read its files, others cannot, and which ones a job gets is not known yet."""
-    work = planned.plan.work
-    places = {"model": [work["model"]], "data": [file["address"] for file in work["source"]["files"]]}
-    own = [f"the {what}" for what, addresses in places.items() if any("://" not in each for each in addresses)]
-    if own:
-        terminal.note(f"the hosts must see {' and '.join(own)}, which lie on this machine; gs:// or s3:// always works")
-
-
-def _say_run(planned: Planned, address: str, as_json: bool) -> None:
+def _say_run(planned: Planned, options: PlanOptions, address: str, as_json: bool) -> None:
+    for line in (*extract_view.refusals(planned), *planned.notes):
+        terminal.note(line)
     if as_json:
         terminal.echo_json({"run": planned.plan.run, "address": address, "units": len(planned.plan.units)})
         return
     click.echo(address)
-    terminal.note(f"{planned.plan.rows} rows in {len(planned.plan.units)} units; tpu extract status --run {address}")
+    rows = f"{planned.plan.rows} rows{extract_view.total_of(options)}"
+    terminal.note(f"{rows} in {len(planned.plan.units)} units; tpu extract status --run {address}")
 
 
-def _worker(python: str, address: str, mesh: str | None) -> tuple[str, ...]:
-    own = () if mesh is None else ("--mesh", mesh)
-    return (python, "-c", WORKER, "extract", "worker", "--run", address, *own)
-
-
-def _submit(planned: Planned, workers: tuple[int, int], command: CommandRequest, job: JobOptions) -> None:
-    """One job whose replicas are the workers: each has its own fence and costs its units only when it is lost."""
-    from penstock.cli.targets import resolve
-
-    most = min(workers[1], len(planned.plan.units))
-    job.replicas = (min(workers[0], most), most)
-    job.name = job.name or f"extract {planned.plan.run[:8]}"
-    job.tag = (*job.tag, extract_cost.tag_of(planned.plan.run))
-    with talking(start=True) as client:
-        accepted = client.submit(job_request(command, job, resolve(job.on or "", client)))
-    terminal.note(f"job {accepted.id}: up to {most} workers")
-
-
-def _run_here(address: str, count: int, mesh: str | None) -> int:
-    argv = _worker(sys.executable, address, mesh)
-    with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(subprocess.Popen(argv)) for _ in range(count)]
-        try:
-            codes = [process.wait() for process in started]
-        except KeyboardInterrupt:
-            for process in started:
-                process.terminate()
-            raise
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
-
-
-@extract.command()
+@extract.command("worker")
 @_RUN
-@click.option("--lease", type=SPAN, default="90s", show_default=True, help="Without a sign for so long: taken over.")
-@click.option("--rows", type=click.IntRange(1), metavar="N", help="Packed rows of one step; as the device likes.")
-@click.option("--processes", type=click.IntRange(0), default=0, metavar="N", help="That tokenise ahead of the device.")
-@click.option("--mesh", metavar="AXES", help="data=4,fsdp=1,tensor=2; rows over all devices of this host if left out.")
-@click.option("--read-back", is_flag=True, help="Read each object again before it is committed.")
-@click.option("--one-unit", is_flag=True, help="Begin a unit when the last is committed: a loss costs one at most.")
-@click.option("--no-sync", is_flag=True, help="In a directory: commit before vectors are on the disk (scratch disks).")
-@click.option("--cache", metavar="DIR", help="Keep compiled programs here.")
-def worker(
-    *,
-    address: str,
-    lease: float,
-    rows: int | None,
-    processes: int,
-    mesh: str | None,
-    read_back: bool,
-    one_unit: bool,
-    no_sync: bool,
-    cache: str | None,
-) -> None:
+@worker_options
+def worker_command(address: str, worker: WorkerOptions) -> None:
     """Work on a run until no unit is open.
 
     It needs the bucket and nothing else, may be killed at any moment, and ends with 0 when the run is done.
@@ -230,14 +200,14 @@ def worker(
     with told():
         code = work(
             address,
-            lease_s=lease,
-            rows=rows,
-            processes=processes,
-            mesh=mesh,
-            read_back=read_back,
-            one_unit=one_unit,
-            synced=not no_sync,
-            cache=cache,
+            lease_s=worker.lease,
+            rows=worker.rows,
+            processes=worker.processes,
+            mesh=worker.mesh,
+            read_back=worker.read_back,
+            one_unit=worker.one_unit,
+            synced=not worker.no_sync,
+            cache=worker.cache,
             say=terminal.note,
         )
     click.get_current_context().exit(code)
@@ -257,6 +227,18 @@ def status(address: str, as_json: bool) -> None:
         terminal.echo_json(extract_view.status_json(view, spent))
     else:
         extract_view.echo_status(view, spent)
+
+
+@extract.command()
+@_RUN
+@as_json
+def refused(address: str, as_json: bool) -> None:
+    """The input rows that gave nothing, as far as units are committed: file, line, id, reason. --json: a line each."""
+    from penstock.wiring import extraction
+
+    with told():
+        found = extraction.refused(address)
+    extract_view.echo_refused(found, as_json)
 
 
 @extract.command()
@@ -297,13 +279,14 @@ def gc(address: str) -> None:
 
 @extract.command()
 @_RUN
+@click.option("--so-far", is_flag=True, help="Of a run that goes on: units without a commit are no problem.")
 @as_json
-def verify(address: str, as_json: bool) -> None:
+def verify(address: str, so_far: bool, as_json: bool) -> None:
     """Read and hash everything again: each row once, nothing missing, nothing changed. Exit 1 if not."""
     from penstock.wiring import extraction
 
     with told():
-        checked = extraction.check_run(address)
+        checked = extraction.check_run(address, so_far=so_far)
     if as_json:
         terminal.echo_json(checked)
     else:

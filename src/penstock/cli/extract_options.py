@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from penstock.cli.words import grouped
+from penstock.cli.words import grouped, text_or_file
 
 
 class PlanOptions(msgspec.Struct, kw_only=True):
@@ -29,7 +29,7 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     id_column: str | None
     filter: str
     open_answer: bool
-    width: int
+    width: int | None
     cut: str
     overlap: int
     max_samples: int | None
@@ -55,7 +55,7 @@ _OPTIONS = (
         "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True
     ),
     click.option("--column", metavar="NAME", help="The column with the text.  [default: text]"),
-    click.option("--template", metavar="JINJA", help="The text from several columns."),
+    click.option("--template", metavar="JINJA|@FILE", callback=text_or_file, help="The text from several columns."),
     click.option("--chat", metavar="COLUMN", help="A column of messages; the tokenizer's chat template writes them."),
     click.option("--tokens", "token_column", metavar="COLUMN", help="A column of token ids."),
     click.option("--id", "id_column", metavar="COLUMN", help="Names documents; the row's number if left out."),
@@ -63,7 +63,12 @@ _OPTIONS = (
     click.option(
         "--filter", default="all", show_default=True, metavar="WORD", help="all, last, every:N, mask:COLUMN, assistant."
     ),
-    click.option("--width", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a packed row."),
+    click.option(
+        "--width",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Tokens of a packed row.  [default: 2048, or as many as the model has positions, if fewer]",
+    ),
     click.option(
         "--cut",
         type=click.Choice(["head", "tail", "windows", "refuse"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ from penstock.cli import terminal
 if TYPE_CHECKING:
     from penstock.cli.extract_cost import Spent
     from penstock.cli.extract_options import PlanOptions
-    from penstock.wiring.extraction import Checked, Done, Memory, OldSample, Planned, RunPlan, RunView
+    from penstock.wiring.extract_memory import StepMemory
+    from penstock.wiring.extraction import Checked, Done, OldSample, Planned, Refused, RunPlan, RunView
 
 BINS = 60  #: of the plot
 SHOWN_PROBLEMS = 20
 _SHOWN_EVERY_S = 0.1
-_STATES = {"working": "green", "recovering": "yellow", "idle": "bright_black"}
+_STATES = {"working": "green", "recovering": "yellow", "lost": "red", "idle": "bright_black", "ended": "bright_black"}
 _PLOT = (900, 260, 60)  #: width, height, margin
 
 
@@ -69,7 +70,9 @@ def planned(options: PlanOptions, out: str | None) -> Planned:
     return found
 
 
-def echo_plan(found: Planned, options: PlanOptions, mesh: str | None, memory: Memory, as_json: bool) -> None:
+def echo_plan(
+    found: Planned, options: PlanOptions, mesh: str | None, memory: Sequence[StepMemory], as_json: bool
+) -> None:
     """`--dry-run`: what would be done, and what it takes."""
     plan = found.plan
     if as_json:
@@ -78,34 +81,91 @@ def echo_plan(found: Planned, options: PlanOptions, mesh: str | None, memory: Me
                 "run": plan.run,
                 "rows": plan.rows,
                 "units": len(plan.units),
-                "unit_rows": plan.units[0].stop - plan.units[0].start,
+                "unit_rows": _unit_rows(plan)[1],
+                "width": plan.work["rules"]["width"],
                 "sites": plan.sites,
                 "dtype": plan.dtype,
                 "tokens_about": round(plan.rows * found.tokens_per_row),
                 "bytes_about": found.bytes,
+                "rows_looked_at": found.looked_at,
+                "rows_refused": found.refused,
+                "first_reason": found.reason,
+                "notes": found.notes,
                 "mesh": mesh,
-                "memory_of_one_row": memory,
+                "memory": memory,
             }
         )
         return
-    total = "" if options.max_samples is None else " in all (--max-samples is the total, not each worker's)"
     facts = [
         ("run", plan.run),
-        ("rows", f"{plan.rows:,}{total}"),
-        ("units", f"{len(plan.units):,} of {plan.units[0].stop - plan.units[0].start:,} rows"),
-        ("tokens", f"about {plan.rows * found.tokens_per_row:,.0f}, as the first rows tell; {found.refused} gave none"),
+        ("rows", f"{plan.rows:,}{total_of(options)}"),
+        ("units", f"{len(plan.units):,} of {' to '.join(f'{rows:,}' for rows in sorted({*_unit_rows(plan)}))} rows"),
+        ("width", _width(found, options)),
+        ("tokens", f"about {plan.rows * found.tokens_per_row:,.0f}, as {found.looked_at:,} rows from all over it tell"),
+        *(("refused", line) for line in refusals(found)),
         ("sites", ", ".join(plan.sites)),
         ("stored", f"about {terminal.size(found.bytes)} as {plan.dtype}"),
-        ("memory", f"{'of one device' if mesh is None else f'with the mesh {mesh}'}, a row a step: {_memory(memory)}"),
+        *(("memory", line) for step in memory for line in _memory(step)),
+        ("", "memory is arithmetic on the shapes of arrays, not measured; devices are as Google's pages have them"),
     ]
+    facts += [("note", line) for line in found.notes]
     terminal.echo_facts(facts)
     click.echo("nothing was written")
 
 
-def _memory(memory: Memory) -> str:
-    parts = (("weights", memory.weights), ("working", memory.working), ("results", memory.results))
-    told = ", ".join(f"{name} {terminal.size(size)}" for name, size in parts)
-    return f"{terminal.size(memory.total)} per device ({told})"
+def total_of(options: PlanOptions) -> str:
+    """What stands behind a number of rows that the user has bounded."""
+    return "" if options.max_samples is None else " in all (--max-samples is the total, not each worker's)"
+
+
+def refusals(found: Planned) -> list[str]:
+    """A line about rows that give nothing, if there were any among those looked at."""
+    if not found.refused:
+        return []
+    reason = terminal.safe(found.reason or "")
+    return [f"{found.refused:,} of {found.looked_at:,} rows looked at give nothing; the first {reason}"]
+
+
+def _unit_rows(plan: RunPlan) -> tuple[int, int]:
+    """Of the smallest and the largest unit; the last is what was left, and says nothing."""
+    rows = [unit.stop - unit.start for unit in plan.units[:-1] or plan.units]
+    return min(rows), max(rows)
+
+
+def _width(found: Planned, options: PlanOptions) -> str:
+    width = found.plan.work["rules"]["width"]
+    of_model = ": the model has no more positions" if width == found.config.positions_max else ""
+    return f"{width:,} tokens a row" + ("" if options.width is not None else f", as --width is not given{of_model}")
+
+
+def _memory(step: StepMemory) -> Iterator[str]:
+    """What a worker's step takes, whether it fits and what happens if not, and what it takes of the host."""
+    size = terminal.size
+    parts = (("weights", step.parts.weights), ("working", step.parts.working), ("results", step.parts.results))
+    told = ", ".join(f"{name} {size(count)}" for name, count in parts)
+    place = f"{step.on}, {terminal.many(step.devices, 'device')}"
+    if step.device is not None:
+        place += f" of {size(step.device)}, {size(step.usable or 0)} of it planned with"
+    attention = "in blocks" if step.attention == "blocks" else "plain"
+    how = f"{step.rows} rows of {step.width} a step, {step.in_flight} under way, attention {attention}"
+    yield f"{place}, {step.mesh}: {size(step.total)} per device ({told}); {how}"
+    if step.platform == "cpu":
+        return
+    if step.possible is False:
+        yield (
+            f"{step.on}: CANNOT FIT: weights and one row's results alone are more than a device has, and a worker "
+            "refuses; cut the model with --mesh fsdp=N or tensor=N"
+        )
+    elif step.fits is False:
+        yield (
+            f"{step.on}: DOES NOT FIT by this estimate, with one row a device: a worker tries, and refuses when memory "
+            "runs out; cut the model with --mesh fsdp=N or tensor=N, or name fewer sites"
+        )
+    elif step.rows < step.rows_full:
+        yield f"{step.on}: {step.rows_full} rows would take {size(step.total_full)}: a worker takes {step.rows}"
+    elif step.device is None:
+        yield f"{step.on}: with less memory a worker takes fewer rows, down to one a device: {size(step.total_one)}"
+    yield f"{step.on}: {size(step.host)} of each host's memory are page-locked, for results on their way to the disk"
 
 
 def status_json(view: RunView, spent: Spent) -> dict[str, Any]:
@@ -146,18 +206,40 @@ def echo_status(view: RunView, spent: Spent) -> None:
         terminal.echo_table(header, rows, right=(*header[3:],), spare=spare)
         click.echo()
     left = "unknown" if view.left_s is None else terminal.span(view.left_s)
+    rate = f"{view.tokens_per_s:,.0f} tokens/s" if view.healthy else "no worker gives a sign"
+    gone = f", {view.lost} lost" if view.lost else ""
     state = "sealed" if view.sealed else "open"
     facts = [
         ("run", f"{view.run}, {state}"),
         ("units", f"{view.committed:,} of {view.units:,} committed"),
-        ("samples", f"{view.facts.documents:,} of {view.rows:,}; {view.facts.empty:,} gave nothing"),
+        ("samples", f"{view.facts.documents:,} of {view.rows:,}; {_nothing(view.facts.empty)}"),
         ("tokens", f"{view.facts.tokens:,}, {terminal.size(view.facts.bytes)}"),
-        ("workers", f"{view.healthy} healthy, {view.working} working, {view.recovering} recovering"),
-        ("rate", f"{view.tokens_per_s:,.0f} tokens/s" if not view.sealed else "done"),
+        ("workers", f"{view.healthy} healthy, {view.working} working, {view.recovering} recovering{gone}"),
+        ("rate", "done" if view.sealed else rate),
         ("left", left),
         *spent.facts,
+        *(("damaged", each) for each in view.damaged[:SHOWN_PROBLEMS]),
     ]
     terminal.echo_facts(facts)
+
+
+def _nothing(empty: int) -> str:
+    return f"{empty:,} gave nothing" + (" (`tpu extract refused` lists them)" if empty else "")
+
+
+def echo_refused(found: Sequence[Refused], as_json: bool) -> None:
+    """With `as_json` one object a line, as side files have it."""
+    if as_json:
+        for each in found:
+            terminal.echo_json_line(each)
+        return
+    rows = [
+        (terminal.safe(each.file), str(each.line), terminal.safe(each.id or "-"), terminal.safe(each.reason))
+        for each in found
+    ]
+    if rows:
+        terminal.echo_table(("file", "line", "id", "reason"), rows, right=("line",), spare=("id",))
+    terminal.note(f"{terminal.many(len(rows), 'row')} gave nothing")
 
 
 def echo_checked(checked: Checked) -> None:
@@ -173,9 +255,14 @@ def echo_checked(checked: Checked) -> None:
         ("objects", f"{checked.objects:,}, {terminal.size(checked.bytes)} read and hashed"),
         ("rows", f"sha256 {checked.rows_sha256}"),
         ("garbage", f"{checked.garbage:,} objects that no commit names"),
+        *([("ids", _shared(checked.shared_ids))] if checked.shared_ids else []),
         ("problems", f"{len(checked.problems):,}"),
     ]
     terminal.echo_facts(facts)
+
+
+def _shared(count: int) -> str:
+    return f"{count:,} name several input rows each; such a document is read with row="
 
 
 def stats(plan: RunPlan, done: Sequence[Done]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -47,6 +48,16 @@ def grouped(options: Sequence[Callable[[Any], Any]], shape: type[msgspec.Struct]
         return wrapped  # type: ignore[return-value]
 
     return decorate
+
+
+def text_or_file(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option whose value `@FILE` stands for what the file holds."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{value!r} is no UTF-8; name a file of text", param=parameter) from error
 
 
 class Span(click.ParamType[float]):

@@ -21,7 +21,7 @@ from penstock.extract.dataset_split import Split
 from penstock.extract.formats import Format
 from penstock.extract.grid_changes import CHANGES, parse_changes
 from penstock.extract.grid_files import GridsWritten
-from penstock.extract.grid_prompts import PROMPTS, GridOrder
+from penstock.extract.grid_prompts import PROMPTS, GridOrder, parse_system
 from penstock.extract.grids import ENCODERS
 from penstock.extract.output_files import new_file
 from penstock.extract.source import Progress, Refused, Source, SourceSpec
@@ -42,6 +42,7 @@ __all__ = [
     "inspect",
     "model_address",
     "parse_changes",
+    "parse_system",
     "reading_of",
     "registries",
     "split",

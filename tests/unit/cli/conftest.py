@@ -37,3 +37,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "train.py").write_text("print('step')\n")
     monkeypatch.chdir(place)
     return place
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """The words that name a tiny model and its data."""
+    from examples.extract_tiny.make import make  # here, because most commands need nothing of what it loads
+
+    make(tmp_path / "in")
+    words = ["--model", str(tmp_path / "in" / "model"), "--data", str(tmp_path / "in" / "docs.jsonl")]
+    return [*words, "--id", "id", "--width", "256", "--sites", "resid_post:1", "--unit-rows", "100"]

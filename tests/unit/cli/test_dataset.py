@@ -89,6 +89,9 @@ def test_grids_writes_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads((tmp_path / "bad.jsonl").read_text())["line"] == 2
     assert run([*words, "--out", str(tmp_path / "q.jsonl"), "--augment", "none", "--variants", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prompts"] == 1
+    assert run([*words, "--out", str(tmp_path / "r.jsonl"), "--system", "none"]) == 0
+    first = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[0])
+    assert [message["role"] for message in first["messages"]] == ["user"]
 
 
 def test_the_names_of_grids_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

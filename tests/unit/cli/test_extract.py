@@ -1,25 +1,32 @@
-"""`tpu extract`: what a run cost, what a mesh takes, workers on a directory, models of the Hub; all on no device."""
+"""`tpu extract`: what a run cost, workers on a directory and as a job, models of the Hub; all on no device."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.extract_tiny.make import make
-from penstock.cli import extract
+from penstock.cli import extract, extract_view, extract_workers
 from penstock.cli.extract_cost import tag_of
 from penstock.cli.main import run
+from penstock.extract import open as open_run
 from penstock.extract.plan import RunPlan
+from penstock.extract.verify import Checked
 from penstock.objects.directory import DirectoryObjects
 from penstock.wire.cost import CostRow, JobCost
 from penstock.wire.problems import problem
-from tests.process.extraction import cheap_plan
+from penstock.wiring.extraction import Left, left
+from tests.process.extraction import cheap_plan, document_of, tokens_of
 from tests.unit.cli.stand_in import StandIn, job
 from tests.unit.extract.cheap import calls_to, finish
 from tests.unit.objects.fake_hub import FakeHub, serving
@@ -53,6 +60,125 @@ def spent(usd: float | None, unpriced: float = 0.0) -> JobCost:
     mine = CostRow(key=ATTEMPT, chip_s=HOUR, usd=usd)
     lost = CostRow(key="a00000000000000lost", chip_s=HOUR, usd=2.25)
     return JobCost(id="j0001", row=row, attempts=(mine, lost))
+
+
+# --- where a run is looked for ---
+READING = (["status"], ["watch"], ["verify"], ["stats"], ["refused"])
+WRITING = (["gc"], ["requeue", "u000001"], ["worker"])
+
+
+@pytest.mark.parametrize("words", [*READING, *WRITING], ids=lambda words: words[0])
+def test_a_run_that_is_not_there_is_told_in_one_line_and_not_made(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    monkeypatch.chdir(tmp_path)
+    said = asked(capsys, *words, "--run", "nowhere", code=2)
+    assert said.startswith("tpu: run: 'nowhere' is no directory; give one that is there, gs://… or s3://… (see ")
+    assert said.count("\n") == 1
+    assert not nowhere.exists()
+
+
+@pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
+def test_reading_writes_nothing(
+    words: list[str], plan: RunPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run may be another user's, or on a disk that is read only."""
+    acts = tmp_path / "acts"
+    shutil.rmtree(acts / ".penstock")  # as in a copy of what counts
+    there = tree(acts)
+    asked(capsys, *words, "--run", str(acts))
+    with open_run(str(acts)) as run:
+        assert len(run.values(document_of(1), plan.sites[0]))
+    assert tree(acts) == there
+
+
+def tree(folder: Path) -> list[tuple[str, int]]:
+    """Also when each was last changed, which of a folder tells of files that came and went."""
+    return sorted((str(path), path.stat().st_mtime_ns) for path in (folder, *folder.rglob("*")))
+
+
+@pytest.mark.parametrize(
+    ("shut", "said"),
+    [
+        ("acts", "{acts}: Permission denied"),
+        ("acts/runs", "runs/: Permission denied"),
+        (".", "run: '{acts}' cannot be opened: Permission denied; give another, or have it opened"),
+    ],
+)
+def test_what_may_not_be_read_is_told_at_once(
+    shut: str, said: str, plan: RunPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not after the patience that a bucket gets that does not answer."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:  # pytest's own are closed to others anyway
+        acts = Path(above) / "acts"
+        shutil.copytree(tmp_path / "acts", acts)
+        for path in (Path(above), *Path(above).rglob("*")):
+            path.chmod(0o755)
+        # Once as ourselves: modules are loaded on the way, and their files may be closed to others, too.
+        asked(capsys, "verify", "--run", str(acts))
+        asked(capsys, "verify", "--run", str(acts / "nowhere"), code=2)
+        (Path(above) / shut).chmod(0)
+        began = time.monotonic()
+        with somebody():
+            code = run(["extract", "verify", "--run", str(acts)])
+        assert time.monotonic() - began < 30
+        (Path(above) / shut).chmod(0o755)
+        assert code
+        told = capsys.readouterr().err
+        assert told.startswith(f"tpu: {said.format(acts=acts)}")
+        assert told.count("\n") == 1
+
+
+@contextlib.contextmanager
+def somebody() -> Iterator[None]:
+    """Not root, from whom nothing is closed."""
+    us = os.geteuid()
+    if not us:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(us)
+
+
+# --- rows that gave nothing ---
+def test_rows_that_gave_nothing_are_listed(plan: RunPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = [row for row in range(plan.rows) if not len(tokens_of(row))]
+    lines = asked(capsys, "refused", "--run", str(tmp_path / "acts"), "--json").splitlines()
+    assert [json.loads(line)["row"] for line in lines] == empty
+    said = asked(capsys, "refused", "--run", str(tmp_path / "acts"))
+    assert all(document_of(row) in said for row in empty)
+    assert f"{len(empty)} gave nothing (`tpu extract refused` lists them)" in asked(
+        capsys, "status", "--run", str(tmp_path / "acts")
+    )
+
+
+def test_rows_of_an_open_run_are_listed_as_far_as_it_is(
+    plan: RunPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(capsys, "requeue", plan.units[1].id, "--force", "--run", str(tmp_path / "acts"))
+    lines = asked(capsys, "refused", "--run", str(tmp_path / "acts"), "--json").splitlines()
+    assert [json.loads(line)["row"] for line in lines] == [21]
+
+
+def test_ids_that_several_rows_have_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    checked = Checked(
+        run="r",
+        sealed=True,
+        units=1,
+        committed=1,
+        objects=3,
+        bytes=9,
+        rows_sha256="0",
+        open=(),
+        garbage=0,
+        shared_ids=2,
+        problems=(),
+        damaged=(),
+    )
+    extract_view.echo_checked(checked)
+    assert facts(capsys.readouterr().out)["ids"].startswith("2 name several input rows each")
 
 
 # --- cost ---
@@ -122,25 +248,17 @@ def test_the_dashboard_fits_eighty_columns_with_its_cost(
     assert lines[0].split() == ["worker", "state", "samples", "shards", "committed", "cost"]
 
 
-# --- workers, meshes and models ---
+# --- workers and models ---
 @pytest.fixture
-def tiny(tmp_path: Path) -> list[str]:
-    """The words that name a tiny model and its data."""
-    make(tmp_path / "in")
-    words = ["--model", str(tmp_path / "in" / "model"), "--data", str(tmp_path / "in" / "docs.jsonl")]
-    return [*words, "--id", "id", "--width", "256", "--sites", "resid_post:1", "--unit-rows", "100"]
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
+    """How many workers would run here, and with which options."""
+    found: list[tuple[int, tuple[str, ...]]] = []
 
+    def run_none(argv: tuple[str, ...], count: int) -> tuple[int, list[int]]:
+        found.append((count, argv[argv.index("--run") + 2 :]))
+        return 0, [0] * count
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
-    """How many workers would run here, and with which mesh."""
-    found: list[tuple[int, str | None]] = []
-
-    def run_here(_address: str, count: int, mesh: str | None) -> int:
-        found.append((count, mesh))
-        return 0
-
-    monkeypatch.setattr(extract, "_run_here", run_here)
+    monkeypatch.setattr(extract_workers, "run", run_none)
     return found
 
 
@@ -148,14 +266,15 @@ def test_workers_on_a_directory_run_on_this_machine(
     tiny: list[str],
     tmp_path: Path,
     home: Path,
-    started: list[tuple[int, str | None]],
+    started: list[tuple[int, tuple[str, ...]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [*tiny, "--out", str(tmp_path / "acts")]
     assert "/runs/" in asked(capsys, *words, "--workers", "2")
     asked(capsys, *words, "--workers", "1", "--mesh", "data=1")
     asked(capsys, *words, "--workers", "9-99")  # there are four units
-    assert started == [(2, None), (1, "data=1"), (4, None)]
+    asked(capsys, *words, "--here", "7")
+    assert started == [(2, ()), (1, ("--mesh", "data=1")), (4, ()), (4, ())]
     for more, said in (
         (["--on", "v5e-8"], "is a directory, and --on is for a job"),
         (["--spot"], "is a directory, and --spot"),
@@ -164,14 +283,124 @@ def test_workers_on_a_directory_run_on_this_machine(
         line = asked(capsys, *words, "--workers", "2", *more, code=2)
         assert said in line
         assert line.count("\n") == 1
-    assert len(started) == 3
+    assert len(started) == 4
+
+
+#: Every option that a worker has beside the run itself.
+OWN = ("--lease", "5m", "--rows", "8", "--processes", "3", "--mesh", "data=1", "--cache", "/c")
+OWN_FLAGS = ("--read-back", "--one-unit", "--no-sync")
+
+
+def test_what_a_worker_can_be_told_is_told_to_all_of_them(
+    tiny: list[str],
+    tmp_path: Path,
+    home: Path,
+    started: list[tuple[int, tuple[str, ...]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked(capsys, *tiny, "--out", str(tmp_path / "acts"), "--here", "1", *OWN, *OWN_FLAGS)
+    ((_, words),) = started
+    known = {opt for option in extract.worker_command.params for opt in option.opts} - {"--run"}
+    assert {word for word in words if word.startswith("--")} == known, "an option that is not passed on"
+    given: dict[str, Any] = {}
+
+    def work(address: str, **more: Any) -> int:
+        given.update(more, address=address)
+        return 0
+
+    monkeypatch.setattr("penstock.wiring.extraction.work", work)
+    asked(capsys, "worker", "--run", "there", *words)
+    del given["say"]
+    assert given == {
+        "address": "there",
+        "lease_s": 300.0,
+        "rows": 8,
+        "processes": 3,
+        "mesh": "data=1",
+        "read_back": True,
+        "one_unit": True,
+        "synced": False,
+        "cache": "/c",
+    }
+
+
+def commit(folder: Path, units: int) -> None:
+    """As if so many units were done: what is asked is only whether there is a commit."""
+    (run,) = (folder / "runs").iterdir()
+    for number in range(units):
+        (run / "commits").mkdir(exist_ok=True)
+        (run / "commits" / f"u{number:06d}").write_bytes(b"{}")
+
+
+def test_what_is_done_needs_no_worker(
+    tiny: list[str],
+    tmp_path: Path,
+    home: Path,
+    started: list[tuple[int, tuple[str, ...]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [*tiny, "--out", str(tmp_path / "acts")]
+    asked(capsys, *words)
+    commit(tmp_path / "acts", 3)
+    asked(capsys, *words, "--workers", "4")
+    commit(tmp_path / "acts", 4)
+    asked(capsys, *words, "--here", "4")
+    assert [count for count, _ in started] == [1, 1], "one unit is open; none is, and the run must be sealed"
+    monkeypatch.setattr("penstock.wiring.extraction.left", lambda _address: Left(0, True))
+    for more in (["--workers", "4"], ["--here", "2"]):
+        capsys.readouterr()
+        assert run(["extract", *words, *more]) == 0
+        assert "nothing is left to do" in capsys.readouterr().err
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("rest", "replicas"),
+    [(Left(4, False), (2, 3)), (Left(2, False), (2, 2)), (Left(1, False), (1, 1)), (Left(0, False), (1, 1))],
+)
+def test_a_job_has_no_more_replicas_than_there_are_open_units(
+    tiny: list[str],
+    server: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rest: Left,
+    replicas: tuple[int, int],
+) -> None:
+    monkeypatch.setattr("penstock.wiring.extraction.make_run", lambda plan, out: f"{out}/runs/{plan.run}")
+    monkeypatch.setattr("penstock.wiring.extraction.left", lambda _address: rest)
+    assert run(["extract", *tiny, "--out", "gs://b/acts", "--workers", "2-3", "--on", "v5e-8"]) == 0
+    (request,) = server.submitted
+    assert (request.replicas_min, request.replicas_max) == replicas
+
+
+def test_what_is_left_of_a_run(plan: RunPlan, tmp_path: Path) -> None:
+    folder = tmp_path / "acts" / "runs" / plan.run
+    assert left(str(tmp_path / "acts")) == (0, True)
+    (manifest,) = (folder / "manifest").iterdir()
+    manifest.unlink()
+    assert left(str(tmp_path / "acts")) == (0, False)
+    (folder / "commits" / plan.units[1].id).unlink()
+    assert left(str(tmp_path / "acts")) == (1, False)
+
+
+def test_a_sealed_run_is_not_submitted(
+    tiny: list[str], server: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.wiring.extraction.make_run", lambda plan, out: f"{out}/runs/{plan.run}")
+    monkeypatch.setattr("penstock.wiring.extraction.left", lambda _address: Left(0, True))
+    assert run(["extract", *tiny, "--out", "gs://b/acts", "--workers", "2-3", "--on", "v5e-8"]) == 0
+    assert not server.submitted
+    assert "nothing is left to do" in capsys.readouterr().err
 
 
 def test_a_job_is_found_by_the_tag_of_its_run(
     tiny: list[str], server: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("penstock.wiring.extraction.make_run", lambda plan, out: f"{out}/runs/{plan.run}")
-    words = [*tiny, "--out", "gs://b/acts", "--workers", "1-3", "--tag", "mine", "--mesh", "tensor=2"]
+    monkeypatch.setattr("penstock.wiring.extraction.left", lambda _address: Left(4, False))
+    words = [*tiny, "--out", "gs://b/acts", "--workers", "1-3", "--tag", "mine", "--mesh", "data=4,tensor=2"]
     words += ["--on", "v5e-8", "--spot", "--zones", "us-a,us-b", "--zone", "us-c"]
     assert run(["extract", *words]) == 0
     said = capsys.readouterr()
@@ -181,28 +410,7 @@ def test_a_job_is_found_by_the_tag_of_its_run(
     assert (request.zones, request.spot) == (("us-a", "us-b", "us-c"), True)
     assert request.tags == ("mine", tag_of(address.rpartition("/")[2]))
     command: Any = request.payload
-    assert command.argv[-2:] == ("--mesh", "tensor=2")
-
-
-def test_the_memory_of_a_dry_run_is_that_of_a_device_of_the_mesh(
-    tiny: list[str], home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def memory(*mesh: str) -> dict[str, int]:
-        found: dict[str, int] = json.loads(asked(capsys, *tiny, "--dry-run", "--json", *mesh))["memory_of_one_row"]
-        return found
-
-    one = memory()
-    assert memory("--mesh", "data=4") == one
-    split, cut = memory("--mesh", "fsdp=2"), memory("--mesh", "tensor=2")
-    # Norms and biases stay whole on some axis; the matrices are all there is otherwise.
-    assert 0.45 * one["weights"] < split["weights"] < 0.55 * one["weights"]
-    assert split["working"] > one["working"], "the layer that is gathered comes on top"
-    assert cut["weights"] < 0.85 * one["weights"]
-    assert cut["working"] < one["working"]
-    assert memory("--mesh", "fsdp=2,tensor=2")["weights"] < min(split["weights"], cut["weights"])
-    text = asked(capsys, *tiny, "--dry-run", "--mesh", "data=2,tensor=2")
-    assert "with the mesh data=2,tensor=2, a row a step" in text
-    assert "4 = 1 × 3 + 1" in asked(capsys, *tiny, "--dry-run", "--mesh", "tensor=3", code=2)
+    assert command.argv[-2:] == ("--mesh", "data=4,tensor=2")
 
 
 @pytest.fixture
@@ -224,7 +432,8 @@ def test_a_model_of_the_hub_is_pinned_in_the_plan(
     work = json.loads(path.read_bytes())["work"]
     assert (work["model"], work["tokenizer"]) == (f"hf://org/tiny@{commit}",) * 2
     assert all(text.startswith(("sha256:", "sha1:")) for text in work["files"].values())
-    assert not [each for each in fake.asked if each.path.endswith("model.safetensors")], "a plan needs no weights"
+    weights = [each for each in fake.asked if each.path.endswith("model.safetensors")]
+    assert {each.headers.get("range") for each in weights} <= {"bytes=0-262143"}, "a plan needs their header only"
     # The branch moves on; the commit is the same run.
     fake.add("org/tiny", {"config.json": b"{}"})
     assert asked(capsys, *words[2:], "--model", f"org/tiny@{commit}").strip() == address

@@ -21,7 +21,9 @@ def test_paths_and_file_addresses_are_directories(tmp_path: Path, monkeypatch: p
         assert shown == (tmp_path / "a b").as_uri()
 
 
-@pytest.mark.parametrize("address", ["ftp://bucket/x", "http://x", "file://elsewhere/x", "gs://", "s3:///x"])
+@pytest.mark.parametrize(
+    "address", ["ftp://bucket/x", "http://x", "file://elsewhere/x", "gs://", "s3:///x", "GS://bucket/x", " gs://b/x"]
+)
 def test_what_cannot_be_used_is_refused_in_one_line(address: str) -> None:
     with pytest.raises(BadInput, match=r"^root: "):
         open_objects(address)
