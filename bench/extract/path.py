@@ -8,7 +8,7 @@ they are the product's. `--device TOKENS` (with `text`) is a device of so many t
 engine, with its queue and its steps under way: two processors and 112,500 tokens stand in the same proportion as an
 H200's 16 and its 900,000, and a smaller width leaves time for more of them. Prints one line of JSON; `gb_per_cpu_s` is
 of this process, without those that tokenise; `share` is of the device's rate, `idle_s` how long the device had nothing
-to do after its first step.
+to do between its first step and its last.
 """
 
 from __future__ import annotations
@@ -179,7 +179,11 @@ async def once(root: Path, plan: RunPlan, compute_: Any, more: dict[str, Any]) -
     found = {"seconds": time.monotonic() - began, "cpu_s": cpu_s() - used}
     device = getattr(compute_, "_engine", None)
     if isinstance(device, Paced):
-        found |= {"first_step_s": device.first_at - began, "idle_s": device.idle_s}
+        found |= {
+            "first_step_s": device.first_at - began,
+            "idle_s": device.idle_s,
+            "after_last_step_s": time.monotonic() - device._free_at,
+        }
     return found
 
 

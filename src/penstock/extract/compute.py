@@ -64,12 +64,13 @@ class ModelCompute:
         refused: list[Refused] = []
         passages: list[Passage] = []
         rows = self._feeder.passages(unit.start, unit.stop, refused.append)
-        first = list(islice(rows, self._work.window))
+        first = list(islice(rows, packing.FIRST_WINDOW))
 
         def docs() -> Iterator[NDArray[np.int32]]:
             for passage in chain(first, rows):
                 passages.append(passage)
                 yield passage.tokens
+            course.on_read()
 
         # The device works on the first windows while the rest is being tokenised.
         packed = packing.stream(
@@ -79,19 +80,12 @@ class ModelCompute:
             window=self._work.window,
             batch=self._engine.shape[0],
             small=self._engine.small,
+            # With its last batch: steps before it keep the device busy until the next unit is there.
+            on_last=lambda: course.on_fed(),  # noqa: PLW0108 (it is set later)
         )
 
-        def told() -> Iterator[tuple[PackedBatch, list[Placement]]]:
-            last = next(packed, None)
-            while last is not None:
-                following = next(packed, None)
-                if following is None:
-                    course.on_fed()  # with its last batch: steps before it keep it busy until the next unit is there
-                yield last
-                last = following
-
         def pieces() -> Generator[Piece, None, None]:
-            yield from cut_apart(passages, told(), self._engine.run)
+            yield from cut_apart(passages, packed, self._engine.run)
             # Which rows were refused is known when the last one was read.
             yield from map(_empty, refused)
 

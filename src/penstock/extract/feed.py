@@ -27,9 +27,9 @@ from penstock.extract.source import Document, RawRow, Refuse, Refused, Source, d
 from penstock.extract.tokens import Passage, Rules, Tokenizer
 from penstock.ports.objects import ObjectsError
 
-CHUNK_ROWS: Final = 128
-CHUNK_CHARACTERS: Final = 1 << 20  #: a chunk ends here too, so that long rows do not pile up
-AHEAD: Final = 3  #: chunks per process that are under way or wait to be taken
+CHUNK_ROWS: Final = 32  #: few, so that the device has its first step soon
+CHUNK_CHARACTERS: Final = 1 << 18  #: a chunk ends here too, so that long rows do not pile up
+AHEAD: Final = 8  #: chunks per process that are under way or wait to be taken
 #: Signals that a terminal or a launcher sends to all processes; a worker may need its own to its end.
 _FOR_THE_WORKER: Final = (signal.SIGINT, signal.SIGTERM)
 

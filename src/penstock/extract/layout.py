@@ -50,11 +50,16 @@ class Piece(NamedTuple):
 
 
 class Course:
-    """Pieces of a unit that the device works on, for whoever wants to know when it has got the last of its work."""
+    """Pieces of a unit that the device works on, for whoever wants to know how far that is.
+
+    `on_read` is called when all of its input was read, `on_fed` when the device has got the last of its work; both on
+    the thread that asks for the pieces.
+    """
 
     def __init__(self, pieces: Generator[Piece, None, None]) -> None:
         self._pieces = pieces
-        self.on_fed: Callable[[], object] = lambda: None  #: called on the thread that asks for the pieces
+        self.on_read: Callable[[], object] = lambda: None
+        self.on_fed: Callable[[], object] = lambda: None
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces

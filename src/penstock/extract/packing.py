@@ -1,21 +1,29 @@
 """Packing: which documents share a row of the model's input, and the arrays that say so.
 
-`pack` decides, from lengths alone; `batches` lays the tokens out; `stream` does both as documents come. `compute` calls
-them for one unit at a time, so that the content of a unit depends on plan and unit, and on nothing that ran before.
-Equal input gives equal rows, on every machine. Nothing here splits or shortens a document: `tokens` did that before,
-and recorded it.
+`pack` decides, from lengths alone; `batches` lays the tokens out; `stream` does both as documents come, and begins with
+few of them. `compute` calls it for one unit at a time, so that the content of a unit depends on plan and unit, and on
+nothing that ran before. Equal input gives equal rows, on every machine. Nothing here splits or shortens a document:
+`tokens` did that before, and recorded it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.extract.shapes import PackedBatch
+
+#: Documents of a stream's first window, each following one has twice as many: the device can begin when these are
+#: tokenised. They fill more than the 32 rows of a usual step with documents of some 300 tokens.
+FIRST_WINDOW: Final = 256
+#: Rows of a window whose documents go into the next one instead: the least full ones. Without them many small windows
+#: would pack worse than a large one.
+KEPT_OPEN: Final = 8
 
 
 class Placement(NamedTuple):
@@ -25,6 +33,10 @@ class Placement(NamedTuple):
     row: int
     column: int
     length: int
+
+
+#: Documents with their numbers, which lie in one row or are yet to be put into rows.
+_Row = list[tuple[int, NDArray[np.int32]]]
 
 
 def pack(lengths: Sequence[int], width: int, segments_max: int, window: int) -> list[list[int]]:
@@ -82,23 +94,44 @@ def stream(
     window: int,
     batch: int,
     small: int | None = None,
+    on_last: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[PackedBatch, list[Placement]]]:
-    """What `pack` and `batches` give together, as documents come: never more of them are held than one window's.
+    """Packed batches as documents come: never more of them are held than one window's and those of a few open rows.
 
     So the device can begin before the last document of a unit has been tokenised. The rows that are left over at the
-    end go in batches of `small` rows, if that means fewer rows of padding.
+    end go in batches of `small` rows, if that means fewer rows of padding. `on_last` is called before the last batch
+    is given.
     """
     _check_batch(batch)
-    waiting: list[list[tuple[int, NDArray[np.int32]]]] = []
-    for first, chunk in _windows(docs, window):
-        for row in pack([len(doc) for doc in chunk], width, segments_max, window):
-            waiting.append([(first + index, chunk[index]) for index in row])
-            if len(waiting) == batch:
-                yield _laid_out(waiting, batch, width)
-                waiting = []
+    waiting: list[_Row] = []
+    for row in _rows(docs, width, segments_max, window):
+        if len(waiting) == batch:  # and there is one more row: this batch is not the last
+            yield _laid_out(waiting, batch, width)
+            waiting = []
+        waiting.append(row)
     step = small if small is not None and len(waiting) <= batch - small else batch
     for start in range(0, len(waiting), step):
+        if start + step >= len(waiting):
+            on_last()
         yield _laid_out(waiting[start : start + step], step, width)
+
+
+def _rows(docs: Iterable[NDArray[np.int32]], width: int, segments_max: int, window: int) -> Iterator[_Row]:
+    """Rows that nothing is added to any more, which does not depend on how many make a batch."""
+    held: _Row = []
+    for chunk in _windows(docs, window):
+        held += chunk
+        rows = _packed(held, width, segments_max)
+        by_fill = sorted(range(len(rows)), key=lambda at: sum(len(doc) for _, doc in rows[at]))
+        still_open = set(by_fill[:KEPT_OPEN])
+        yield from (row for at, row in enumerate(rows) if at not in still_open)
+        held = sorted((each for at in still_open for each in rows[at]), key=lambda each: each[0])
+    yield from _packed(held, width, segments_max)
+
+
+def _packed(docs: _Row, width: int, segments_max: int) -> list[_Row]:
+    lengths = [len(doc) for _, doc in docs]
+    return [[docs[at] for at in row] for row in pack(lengths, width, segments_max, max(1, len(docs)))]
 
 
 def _check_batch(batch: int) -> None:
@@ -106,21 +139,16 @@ def _check_batch(batch: int) -> None:
         raise ValueError(f"batch {batch}: a batch has at least 1 row")
 
 
-def _windows(docs: Iterable[NDArray[np.int32]], window: int) -> Iterator[tuple[int, list[NDArray[np.int32]]]]:
-    chunk: list[NDArray[np.int32]] = []
-    count = 0
-    for count, doc in enumerate(docs, 1):
-        chunk.append(doc)
-        if len(chunk) >= window:
-            yield count - len(chunk), chunk
-            chunk = []
-    if chunk:
-        yield count - len(chunk), chunk
+def _windows(docs: Iterable[NDArray[np.int32]], window: int) -> Iterator[_Row]:
+    """With the documents' numbers."""
+    numbered = enumerate(docs)
+    size = min(FIRST_WINDOW, window)
+    while chunk := list(islice(numbered, size)):
+        yield chunk
+        size = min(2 * size, window)
 
 
-def _laid_out(
-    rows: Sequence[Sequence[tuple[int, NDArray[np.int32]]]], batch: int, width: int
-) -> tuple[PackedBatch, list[Placement]]:
+def _laid_out(rows: Sequence[_Row], batch: int, width: int) -> tuple[PackedBatch, list[Placement]]:
     tokens = np.zeros((batch, width), np.int32)
     positions = np.zeros((batch, width), np.int32)
     segments = np.zeros((batch, width), np.int32)

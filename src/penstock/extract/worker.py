@@ -3,8 +3,9 @@
 `tpu extract worker` runs it, under any launcher or as a replica of a Penstock job; it needs the bucket and nothing
 else. It claims one unit at a time, when the device has got the last of the work of the one before; what that one still
 needs (its last rows, its sync or upload, its commit) happens meanwhile, for one unit at most. The input of the next is
-read and tokenised before, without a lease. It may be killed at any moment: what it held is taken over when its lease
-has run out, and what it stored without a commit counts for nothing. It must keep no state of its own.
+read and tokenised as soon as that of this one was, without a lease. It may be killed at any moment: what it held is
+taken over when its lease has run out, and what it stored without a commit counts for nothing. It must keep no state of
+its own.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class Worker:
         self._begun: dict[asyncio.Task[None], str] = {}
         self._committing: set[str] = set()  #: units whose commit is under way
         self._leaving: set[asyncio.Task[None]] = set()  #: leases of committed units, on their way out
-        self._fed = asyncio.Event()  #: whether the device has got all of its work of the unit that was begun last
+        #: Of the unit that was begun last: whether its input was read, and whether the device has got all of its work.
+        self._read, self._fed = asyncio.Event(), asyncio.Event()
+        self._read.set()
         self._fed.set()
         self._hands = Hands(settings.hands)
         self._left = threading.Event()
@@ -182,6 +185,7 @@ class Worker:
         free = [unit for unit in units if unit.id not in self._begun.values()]
         if self._should_stop():
             await self._stop()
+        await self._read.wait()  # whatever tokenises is for the unit that the device works on
         # Which one it will be is not sure, and the input of the wrong one is thrown away: no lease is needed for it.
         likely = await self._claims.likely(free) if free else None
         ready = None if likely is None else await self._prepare(likely)
@@ -205,11 +209,14 @@ class Worker:
 
     def _begin(self, claim: Claim, ready: _Ready) -> None:
         """Have the device compute a unit, and what comes out be stored; `_fed` tells when it may get the next one."""
-        fed = self._fed = asyncio.Event()
+        read, fed = self._read, self._fed = asyncio.Event(), asyncio.Event()
         if isinstance(ready.pieces, Course):
             loop = asyncio.get_running_loop()
+            ready.pieces.on_read = partial(loop.call_soon_threadsafe, read.set)
             ready.pieces.on_fed = partial(loop.call_soon_threadsafe, fed.set)
-        task = asyncio.create_task(self._finish(claim, ready, fed))
+        else:
+            read.set()  # it does not tell
+        task = asyncio.create_task(self._finish(claim, ready, read, fed))
         self._begun[task] = claim.unit.id
 
     async def _stop(self) -> NoReturn:
@@ -217,7 +224,7 @@ class Worker:
         await self._settle(0)
         raise Stopped
 
-    async def _finish(self, claim: Claim, ready: _Ready, fed: asyncio.Event) -> None:
+    async def _finish(self, claim: Claim, ready: _Ready, read: asyncio.Event, fed: asyncio.Event) -> None:
         """Compute, store and commit a unit."""
         started = self._steady()
         settings = self._settings
@@ -230,7 +237,9 @@ class Worker:
             await self._claims.release(claim, done=False)
             raise
         finally:
-            fed.set()  # whatever went wrong: who waits for it has to look at what became of this unit
+            # Whatever went wrong: who waits for them has to look at what became of this unit.
+            read.set()
+            fed.set()
         await self._store(claim, writer, ready.seconds + self._steady() - started)
 
     def _run(self, pieces: Iterable[Piece], writer: UnitWriter) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from examples.extract_tiny.make import make
 from penstock.domain.admission import BadInput
+from penstock.extract import packing
 from penstock.extract.attention import plain
 from penstock.extract.compute import ModelCompute, Settings
 from penstock.extract.config import load_config
@@ -129,18 +130,34 @@ def test_packed_documents_are_as_if_alone(folder: Path, alone: Alone) -> None:
     assert "no tokens" in by_row[16].note
 
 
-def test_it_tells_when_the_device_has_the_last_batch(folder: Path) -> None:
+def test_it_tells_when_all_is_read_and_when_the_device_has_the_last_batch(folder: Path) -> None:
     planned = plan_run(wish(folder, texts(folder)))
     compute = ModelCompute(planned.plan, Settings(rows=1, in_flight=2), lambda line: None)
     course = compute(planned.plan, planned.plan.units[0])
     given: list[Piece] = []
-    at: list[int] = []
-    course.on_fed = lambda: at.append(len(given))
+    told: list[tuple[str, int]] = []
+    course.on_read = lambda: told.append(("read", len(given)))
+    course.on_fed = lambda: told.append(("fed", len(given)))
     for piece in course:
         given.append(piece)  # noqa: PERF402 (one by one: they are counted on the way)
     assert len(given) == 6
-    assert len(at) == 1
-    assert at[0] < len(given), "the device had nothing to do when it told so"
+    assert [what for what, _ in told] == ["read", "fed"]
+    assert told[1][1] < len(given), "the device had nothing to do when it told so"
+
+
+def test_the_device_has_its_first_batch_before_all_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FIRST_WINDOW", 2)
+    monkeypatch.setattr(packing, "KEPT_OPEN", 0)
+    planned = plan_run(msgspec.structs.replace(wish(folder, texts(folder)), unit_rows=14))
+    compute = ModelCompute(planned.plan, Settings(rows=1, in_flight=1), lambda line: None)
+    course = compute(planned.plan, planned.plan.units[0])
+    given: list[Piece] = []
+    read_at: list[int] = []
+    course.on_read = lambda: read_at.append(len(given))
+    for piece in course:
+        given.append(piece)  # noqa: PERF402 (one by one: they are counted on the way)
+    assert len(given) == 14
+    assert 0 < read_at[0] < 14
 
 
 def test_a_course_that_is_closed_leaves_its_places_on_the_device(folder: Path) -> None:

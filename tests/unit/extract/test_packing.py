@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.extract.packing import batches, pack, stream
+from penstock.extract.packing import FIRST_WINDOW, KEPT_OPEN, Placement, batches, pack, stream
+from penstock.extract.shapes import PackedBatch
 
 WIDTH = 2048
 
@@ -95,16 +96,19 @@ def test_a_limit_of_nothing_is_refused(limits: tuple[int, int, int]) -> None:
         pack([1], *limits)
 
 
-@given(packings(), st.integers(1, 5), st.randoms(use_true_random=False))
+@given(packings(), st.integers(1, 5), st.booleans(), st.randoms(use_true_random=False))
 def test_batches_hold_each_documents_tokens_where_they_say(
-    case: tuple[list[int], int, int, int], batch: int, chance: random.Random
+    case: tuple[list[int], int, int, int], batch: int, streamed: bool, chance: random.Random
 ) -> None:
     lengths, width, segments_max, window = case
     docs = [np.array([chance.randrange(1, 1000) for _ in range(length)], np.int32) for length in lengths]
-    rows = pack(lengths, width, segments_max, window)
+    if streamed:
+        found = stream(iter(docs), width=width, segments_max=segments_max, window=window, batch=batch)
+    else:
+        found = batches(docs, pack(lengths, width, segments_max, window), batch, width)
     seen: list[int] = []
     real = 0
-    for packed, placements in batches(docs, rows, batch, width):
+    for packed, placements in found:
         for array in (packed.tokens, packed.positions, packed.segments):
             assert array.shape == (batch, width)
             assert array.dtype == np.int32
@@ -124,17 +128,66 @@ def test_batches_hold_each_documents_tokens_where_they_say(
     assert real == sum(lengths)
 
 
-@given(packings(), st.integers(1, 5))
-@settings(max_examples=50)
-def test_a_stream_gives_the_same_as_documents_come(case: tuple[list[int], int, int, int], batch: int) -> None:
-    lengths, width, segments_max, window = case
-    docs = [np.full(length, number + 1, np.int32) for number, length in enumerate(lengths)]
-    expected = list(batches(docs, pack(lengths, width, segments_max, window), batch, width))
-    found = list(stream(iter(docs), width=width, segments_max=segments_max, window=window, batch=batch))
-    assert [placements for _, placements in found] == [placements for _, placements in expected]
-    for (one, _), (other, _) in zip(found, expected, strict=True):
-        assert np.array_equal(one.tokens, other.tokens)
-        assert np.array_equal(one.segments, other.segments)
+def streamed_rows(lengths: list[int], batch: int, segments_max: int = 32, window: int = 4096) -> list[list[int]]:
+    """The documents of each row that is not padding."""
+    docs = (np.ones(length, np.int32) for length in lengths)
+    rows: list[list[int]] = []
+    for _, placements in stream(docs, width=WIDTH, segments_max=segments_max, window=window, batch=batch):
+        by_row: dict[int, list[int]] = {}
+        for place in placements:
+            by_row.setdefault(place.row, []).append(place.document)
+        rows.extend(by_row.values())
+    return rows
+
+
+@pytest.mark.parametrize("documents", [1, 300, 1480, 4096])
+@pytest.mark.parametrize("segments_max", [16, 32])
+def test_a_stream_that_begins_with_few_documents_packs_as_well_as_a_whole_window(
+    documents: int, segments_max: int
+) -> None:
+    for seed in range(4):
+        lengths = corpus(seed)[:documents]
+        alike = len(pack(lengths, WIDTH, segments_max, 4096))
+        assert len(streamed_rows(lengths, 32, segments_max)) <= alike + (documents > FIRST_WINDOW)
+
+
+def test_rows_of_a_stream_do_not_depend_on_how_many_make_a_batch() -> None:
+    lengths = corpus()[:1500]
+    expected = streamed_rows(lengths, 32)
+    assert all(streamed_rows(lengths, batch) == expected for batch in (1, 7, 64))
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_a_stream_gives_its_first_batch_when_the_first_window_is_there(batch: int) -> None:
+    taken = 0
+
+    def docs() -> Iterator[NDArray[np.int32]]:
+        nonlocal taken
+        for length in corpus():
+            taken += 1
+            yield np.ones(length, np.int32)
+
+    found = stream(docs(), width=WIDTH, segments_max=32, window=4096, batch=batch)
+    next(found)
+    assert taken == FIRST_WINDOW
+
+
+@pytest.mark.parametrize("length", [1, 1100, WIDTH])
+def test_a_stream_holds_no_more_than_a_window_and_some_open_rows(length: int) -> None:
+    """Rows that nothing fits into do not pile up."""
+    taken = given_back = most = 0
+
+    def docs() -> Iterator[NDArray[np.int32]]:
+        nonlocal taken, most
+        for _ in range(2000):
+            taken += 1
+            most = max(most, taken - given_back)
+            yield np.ones(length, np.int32)
+
+    for _, placements in stream(docs(), width=WIDTH, segments_max=4, window=100, batch=2):
+        given_back += len(placements)
+    assert given_back == 2000
+    assert most <= 100 + (KEPT_OPEN + 2) * 4
 
 
 @pytest.mark.parametrize(
@@ -143,24 +196,20 @@ def test_a_stream_gives_the_same_as_documents_come(case: tuple[list[int], int, i
 )
 def test_rows_that_are_left_over_go_in_smaller_batches(rows: int, shapes: list[int]) -> None:
     docs = [np.full(4, number + 1, np.int32) for number in range(rows)]
-    found = list(stream(iter(docs), width=4, segments_max=4, window=100, batch=8, small=2))
+    found: list[tuple[PackedBatch, list[Placement]]] = []
+    last: list[int] = []
+
+    def note() -> None:
+        last.append(len(found))
+
+    for each in stream(iter(docs), width=4, segments_max=4, window=100, batch=8, small=2, on_last=note):
+        found.append(each)  # noqa: PERF402 (one by one: they are counted on the way)
     assert [len(batch.tokens) for batch, _ in found] == shapes
+    assert last == [len(shapes) - 1], "told before the last batch, and once"
     for batch, placements in found:
         for place in placements:
             assert batch.tokens[place.row].tolist() == docs[place.document].tolist()
     assert sorted(place.document for _, placements in found for place in placements) == list(range(rows))
-
-
-def test_a_stream_holds_no_more_than_a_window() -> None:
-    taken: list[int] = []
-
-    def docs() -> Iterator[NDArray[np.int32]]:
-        for number in range(1000):
-            taken.append(number)
-            yield np.ones(4, np.int32)
-
-    next(stream(docs(), width=8, segments_max=4, window=10, batch=3))
-    assert len(taken) <= 20
 
 
 def test_batches_refuse_rows_that_are_too_long() -> None:

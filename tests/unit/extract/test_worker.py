@@ -86,19 +86,23 @@ class Noted:
 
     def __call__(self, plan: RunPlan, unit: Unit) -> Course | Iterator[Piece]:
         self.note("prepared", unit.id)
-        course = Course(self._pieces(plan, unit, lambda: course.on_fed()))  # noqa: PLW0108 (it is set later)
+        course = Course(self._pieces(plan, unit, lambda: course))
         return course if self._course else iter(course)
 
-    def _pieces(self, plan: RunPlan, unit: Unit, on_fed: Callable[[], object]) -> Generator[Piece, None, None]:
+    def _pieces(self, plan: RunPlan, unit: Unit, course: Callable[[], Course]) -> Generator[Piece, None, None]:
         self.note("begun", unit.id)
         begun = {each for what, each in self.said if what == "begun"}
         committed = {path.split("/")[3] for path in kinds(self._bucket, "commits")}
         self.uncommitted.append(len(begun - committed))
         self.leases.append(held(self._bucket))
+        if self._course and len(begun) == 1:
+            time.sleep(0.2)  # for a worker that would not wait
+            self.note("read", unit.id)
+        course().on_read()
         if len(begun) == 1:
             # Without a next unit that is prepared meanwhile this would end in a timeout, and the order be another.
             self.wait(lambda: self.count("prepared") > 1)
-        on_fed()
+        course().on_fed()
         if self._course and len(begun) == 1:
             self.wait(lambda: self.count("begun") > 1)
         yield from cheap_compute()(plan, unit)
@@ -145,6 +149,7 @@ def test_the_next_unit_is_prepared_while_one_is_on_the_device_and_needs_no_lease
 def test_the_next_unit_is_begun_when_the_device_has_the_last_batch_of_this_one() -> None:
     compute = noted(course=True)
     said = compute.order()
+    assert said[: said.index("read")].count("prepared") == 1, "what tokenises is for the unit that is on the device"
     assert said[: said.index("computed")].count("begun") == 2
     assert max(compute.uncommitted) <= 2
     assert max(compute.leases) <= 2
