@@ -18,7 +18,7 @@ from penstock.domain import limits
 from tests.process.shop import Shop
 
 pytestmark = pytest.mark.slow
-AT_ONCE_S = 8.0  #: a quiet machine needs one to two; the grace of a broken gang and JAX's timeouts are beyond it
+AT_ONCE_S = 0.8 * limits.GRACE_S  #: a quiet machine needs one to two; a job's grace and JAX's timeouts are beyond it
 
 JOIN = """
 import jax
@@ -121,12 +121,15 @@ def test_a_cancelled_gang_that_does_not_ask_goes_at_once(shop: Shop) -> None:
 
 
 def test_a_gang_that_asks_jax_about_preemption_has_its_grace(shop: Shop) -> None:
-    """As orbax does at each step: SIGTERM is a notice then, and all hosts save at the same step."""
+    """As orbax does at each step: SIGTERM is a notice then, and all hosts save at the same step.
+
+    The first is ahead of the other, and is its coordinator: it must not leave before that one has saved.
+    """
     code = (
         f"{JOIN}\nstep = 0\n"
         "while not multihost_utils.reached_preemption_sync_point(step):\n"
         "    if step == 0: say('asks')\n"
-        "    step += 1\n    time.sleep(0.1)\n"
+        "    step += 1\n    time.sleep(0.1 + 0.3 * rank)\n"
         "say('saved')\nsys.exit(143)"
     )
     job = shop.submit(code, on="v4-16")
@@ -135,6 +138,23 @@ def test_a_gang_that_asks_jax_about_preemption_has_its_grace(shop: Shop) -> None
     assert shop.command("cancel", job).returncode == 0
     view = shop.ended(job)
     assert time.monotonic() - began < limits.GRACE_S + 5.0
+    assert (view["state"], view["cause"]) == ("cancelled", "cancelled")
+    for host in range(2):
+        assert b"saved\n" in shop.log(job, host=host)
+
+
+def test_snippets_of_a_gang_that_is_stopped_save_each_in_its_time(shop: Shop) -> None:
+    code = (
+        "import os, sys, time\nfrom penstock import payload\nassert payload.distributed()\n"
+        "from jax.experimental import multihost_utils\nmultihost_utils.sync_global_devices('all are here')\n"
+        "os.write(1, b'world\\n')\nwhile not payload.should_stop(): time.sleep(0.02)\n"
+        "time.sleep(1.5 * payload.rank())\nos.write(1, b'saved\\n')\nsys.exit(payload.STOPPED)"
+    )
+    with shop.client() as client:
+        job = client.start(code, on="v4-16").id
+    shop.says(job, b"world", hosts=2)
+    assert shop.command("cancel", job).returncode == 0
+    view = shop.ended(job)
     assert (view["state"], view["cause"]) == ("cancelled", "cancelled")
     for host in range(2):
         assert b"saved\n" in shop.log(job, host=host)

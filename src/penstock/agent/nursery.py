@@ -244,7 +244,7 @@ def _obey(hello: socket.socket, named: int) -> int:
     snippet.adjust(order["env"], _inherited)
     gc.enable()
     code = snippet.run(order, fds[3])
-    if code and order["gang"]:
+    if order["gang"] and not snippet.in_order(code):
         _at_end.clear()  # jax would wait for hosts that wait for this one
     return _leave(code)
 

@@ -190,6 +190,15 @@ def _enter_gang() -> None:
         watch()
 
 
+def in_order(code: int) -> bool:
+    """Whether a snippet of a gang that leaves with this code waits for the others."""
+    with contextlib.suppress(ImportError):
+        from penstock.payload.entrance import sitecustomize
+
+        return sitecustomize.in_order(code)
+    return not code
+
+
 def _keep_result(report: dict[str, object], value: object, order: Order) -> None:
     told = results.tell(value, order["output"], json_max=order["json_max"], array_max=order["array_max"])
     result = hide_all(json.loads(told.json), order["hidden"])

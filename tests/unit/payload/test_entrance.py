@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.domain import limits
 from penstock.payload import entrance
 
 JAX = {
@@ -33,9 +34,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, code: str) -> tuple[int, str, str]:
+def run(folder: Path, code: str, **more: str) -> tuple[int, str, str]:
     path = os.pathsep.join([*entrance.__path__, str(folder)])
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **more}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )
@@ -73,6 +74,27 @@ def test_a_failure_leaves_without_jax_and_with_its_own_code(folder: Path, leave:
 def test_whoever_ends_well_ends_as_jax_wants(folder: Path, leave: str) -> None:
     left, out, err = run(folder, JOIN + leave)
     assert (left, out) == (0, "my own end\njax waits\n"), err
+
+
+@pytest.mark.parametrize(
+    ("leave", "grace_s", "waits"),
+    [
+        ("sys.exit(143)", "30", True),
+        ("sys.exit(143)", f"{limits.GANG_GRACE_S:g}", False),  # the gang is broken
+        ("sys.exit(143)", None, False),  # nobody asked
+        ("sys.exit(3)", "30", False),
+        ("raise ValueError", "30", False),
+    ],
+)
+def test_who_was_asked_to_stop_and_has_saved_waits_for_the_others(
+    folder: Path, leave: str, grace_s: str | None, waits: bool
+) -> None:
+    """Else the coordinator would go while they save."""
+    stop = folder / "stop"
+    if grace_s is not None:
+        stop.write_text(grace_s)
+    left, out, _ = run(folder, JOIN + leave, PENSTOCK_STOP_FILE=str(stop))
+    assert (left, out) == (143 if "143" in leave else 3 if "3" in leave else 1, "my own end\n" + "jax waits\n" * waits)
 
 
 def test_without_a_world_nothing_is_different(folder: Path) -> None:

@@ -3,8 +3,10 @@
 The agent puts this folder on PYTHONPATH for commands that run on several hosts, and the interpreter imports the module
 by its name. Two things of `jax.distributed` would keep a broken gang for minutes. At exit it waits for all hosts, which
 wait for this one in a collective: that wait is left out when the program failed (an exception, `sys.exit` with a code
-other than 0), and the process ends with its own code. And it takes SIGTERM for itself: until the program asks JAX about
-preemption, the signal keeps its usual effect. Standard library only; programs without `jax.distributed` never notice.
+other than 0), and the process ends with its own code. A program that was asked to stop and leaves with 143 has not
+failed: others may still be saving, and would be torn down with the coordinator. And it takes SIGTERM for itself: until
+the program asks JAX about preemption, the signal keeps its usual effect. Standard library only; programs without
+`jax.distributed` never notice.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (every process of the job pays for an import)
 _ACTION_BYTES = 512  #: more than `struct sigaction` has anywhere
+_STOPPED = 143  #: `payload.STOPPED`
+_FILE_S = 1.0  #: the stop file comes right behind the signal
+#: With a grace as short as this (`limits.GANG_GRACE_S`) the gang is broken, and there is nobody to wait for.
+_ALONE_S = 3.0
 
 
 class _Finder(Protocol):
@@ -45,7 +52,26 @@ class _Course:
         error = getattr(sys, "last_value", None)
         if error is not None:  # of an exception that nobody caught; of Ctrl-C the interpreter makes a signal
             return 0 if isinstance(error, KeyboardInterrupt) else 1
-        return self.code
+        return 0 if in_order(self.code) else self.code
+
+
+def in_order(code: int) -> bool:
+    """Whether a program that leaves with this code waits for the others of its gang: it ended well, or has saved."""
+    if code != _STOPPED:
+        return not code
+    until = time.monotonic() + _FILE_S
+    while (grace_s := _grace_s()) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return grace_s is not None and grace_s > _ALONE_S
+
+
+def _grace_s() -> float | None:
+    """What the stop file says; None while there is none."""
+    try:
+        with open(os.environ["PENSTOCK_STOP_FILE"]) as file:  # noqa: PTH123 (as above: no import)
+            return float(file.read())
+    except (KeyError, OSError, ValueError):
+        return None
 
 
 _course = _Course()
