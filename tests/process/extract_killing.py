@@ -128,7 +128,7 @@ def crowd(address: str, seed: int, units: int, kills: int) -> str:
 def losses(root: str, seed: int, kills: int, storing_max: int) -> list[int]:
     """For each of some workers that were killed on a run: how many units it had begun or held, and not committed."""
     rng = random.Random(seed)
-    plan = cheap_plan(rows=(kills + 1) * 18, unit_rows=3)  # more than they can do before they are killed
+    plan = cheap_plan(rows=(kills + 1) * 90, unit_rows=3)  # more than they can do before they are killed
     notes = f"{root}.begun"
     lost: list[int] = []
     for number in range(kills):
@@ -172,7 +172,7 @@ def wake(asleep: dict[int, float], now: float) -> None:
 def main() -> None:
     match sys.argv[1:]:
         case ["calls", root]:
-            made = asyncio.run(work(root, cheap_plan(rows=12, unit_rows=4), "alone", lease_s=30, unit_s=0.0))
+            made = asyncio.run(work(root, cheap_plan(rows=12, unit_rows=4), "alone", lease_s=3000, unit_s=0.0))
             sys.stdout.write("\n".join(sorted(made)) + "\n")
         case ["points", address, *points]:
             plan = cheap_plan(rows=12, unit_rows=4)

@@ -91,6 +91,11 @@ class Shop(Machine):
         until(lambda: self.view(id)["state"] in ENDED, within_s)
         return self.view(id)
 
+    def saved(self, id: str) -> bool:
+        """Whether a checkpoint of it is whole where other hosts can get it."""
+        told = self.call("GET", f"/v1/jobs/{id}/events?limit=1000")[1]["events"]
+        return any(each["kind"] == "attempt.saved" for each in told)
+
     def result(self, id: str) -> Any:
         return self.call("GET", f"/v1/jobs/{id}/result")[1]
 

@@ -84,7 +84,7 @@ def test_a_gang_of_hosts_is_adopted_rebooted_and_let_go(owner: Owner) -> None:
     for host in (0, 1):  # both, as a reboot of the node does
         owner.happen("stop_host", "big", host=host)
         owner.happen("start_host", "big", host=host)
-    until(lambda: len(owner.shop.view(job)["attempts"]) == 2 and owner.shop.view(job)["state"] == "running", READY_S)
+    until(lambda: len(owner.shop.view(job)["attempts"]) >= 2 and owner.shop.view(job)["state"] == "running", READY_S)
     assert owner.slice_of(job) == slice, "its hosts came back by themselves"
     assert owner.shop.view(job)["attempts"][0]["cause"] not in (None, "bug")
 

@@ -28,7 +28,7 @@ def order_stop(desk: Desk) -> None:
 
 def test_daemonised_children_end_with_the_payload(tmp_path: Path) -> None:
     async def story(desk: Desk, host: Host, folder: Path) -> None:
-        desk.launch("a1", python(DETACHED + "time.sleep(0.3)\n"))
+        desk.launch("a1", python(DETACHED + "while open(out).read().count('\\n') < 2: time.sleep(0.02)\n"))
         end = await desk.ended("a1")
         assert end.exit is not None
         assert end.exit.well

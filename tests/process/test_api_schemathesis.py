@@ -101,6 +101,7 @@ parameters = {{ "path.attempt" = "{attempt}" }}
 [[operations]]
 include-name = "GET {path}"
 request-timeout = 1.0
+request-retries = 10
 """
             for path in ("/v1/events", "/v1/jobs/{id}/events", "/v1/jobs/{id}/logs")
         )

@@ -20,6 +20,7 @@ from tests.process.firestore_house import (
     BridgeHouse,
     Emulator,
     bridge_house,
+    let_all_go,
     marked,
     over,
     require_emulator,
@@ -247,14 +248,16 @@ def test_an_end_is_final_and_one_document_is_one_job(house: BridgeHouse, jobs: A
     assert house.runs()["final"] == 1
 
 
-def test_documents_of_one_submitter_do_not_hold_up_anothers(jobs: Any) -> None:
+def test_documents_of_one_submitter_do_not_hold_up_anothers(house: BridgeHouse, jobs: Any) -> None:
     """A long backlog of one submitter first, then one document of another: it passes what came before it."""
     many = [f"greedy-{number:03}" for number in range(40)]
     for name in many:
-        code = "import time\ntime.sleep(0.4)"
+        code = marked(name, wait=True)
         jobs.document(name).set({"code": code, "status": "pending", "metadata": {"submitted_by": "greedy"}})
     until(lambda: all(one.get("job_id") for one in wait_for(jobs, many, bool).values()))
     jobs.document("zz-modest").set({"code": "result = 1", "status": "pending", "metadata": {"submitted_by": "modest"}})
+    wait_for(jobs, ["zz-modest"], lambda one: bool(one.get("job_id")))
+    let_all_go(house, jobs, many)
     found = wait_for(jobs, [*many, "zz-modest"], over)
     modest = found["zz-modest"]["started_at"]
     passed = sum(found[name]["started_at"] > modest for name in many)

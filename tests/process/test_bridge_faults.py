@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.process.crashing_bridge import VARIABLE
-from tests.process.firestore_house import BridgeHouse, bridge_house, marked, over, wait_for
+from tests.process.firestore_house import BridgeHouse, bridge_house, let_all_go, marked, over, wait_for
 
 CRASHING = "tests.process.crashing_bridge"
 NUMBERS = count()
@@ -47,27 +47,20 @@ def submit(jobs: Any, how_many: int, then: str = "result = 1", *, wait: bool = F
     return names
 
 
-def let_all_go(house: BridgeHouse, jobs: Any, names: list[str]) -> None:
-    """Each as soon as it runs; there are fewer slices than documents."""
-    waiting = set(names)
-    while waiting:
-        found = wait_for(jobs, waiting, bool)
-        running = {name for name in waiting if found[name].get("status") == "running"}
-        for name in running:
-            house.let_go(found[name]["job_id"])
-        waiting -= running | {name for name in waiting if over(found[name])}
-
-
 def ran_once(house: BridgeHouse, names: list[str]) -> None:
     runs = house.runs()
     assert {name: runs[name] for name in names} == dict.fromkeys(names, 1)
 
 
 def test_two_bridges_race_and_each_document_runs_once(house: BridgeHouse, jobs: Any) -> None:
-    names = submit(jobs, 120)
+    names = submit(jobs, 115)
+    first = house.bridge()
     house.bridge()
-    house.bridge()
-    names += submit(jobs, 80)  # while both are at work
+    first.send_signal(signal.SIGSTOP)  # so that the other has some for itself, whoever was up first
+    alone = submit(jobs, 5)
+    wait_for(jobs, alone, lambda one: bool(one.get("bridge")))
+    first.send_signal(signal.SIGCONT)
+    names += alone + submit(jobs, 80)  # while both are at work
     found = wait_for(jobs, names, over)
     assert {one["status"] for one in found.values()} == {"completed"}
     assert len({one["job_id"] for one in found.values()}) == len(names) == 200

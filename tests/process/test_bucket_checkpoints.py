@@ -73,7 +73,7 @@ def test_a_job_whose_slice_is_lost_goes_on_elsewhere_from_the_bucket(
     machine: Shop, gcs: Emulator, postgres_url: str
 ) -> None:
     with serving(machine, store=postgres_url):
-        job = machine.submit(CHAIN, "60", "0.15", "3")
+        job = machine.submit(CHAIN, "60", "0.15", "3", env={"HOLD": "20"})
         gcs.plant(*bad_weather(job))
         soon(lambda: progress(machine, job) >= 20 and copied(gcs, job))
         first = preempt(machine, job)
@@ -149,7 +149,10 @@ def test_a_bucket_that_is_away_delays_logs_and_checkpoints_and_loses_nothing(
 @pytest.mark.long
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_and_then_for_none(machine: Shop, gcs: Emulator) -> None:
     with serving(machine):
-        job = machine.submit(CHAIN, "6", "1.5", "1", "3", max_retries=0)
+        job = machine.submit(CHAIN, "6", "0.1", "1", "3", max_retries=0, env={"HOLD": "2"})
+        soon(lambda: any(file.path == "2/state" for each in lists_of(gcs, job)[:1] for file in each.files))
+        (work,) = machine.home.slices.glob("*/host-0/attempts/*/work")
+        (work / "go").touch()
         assert machine.ended(job)["state"] == "failed"
         newest, before = lists_of(gcs, job)
         assert sorted(file.path for file in newest.files) == ["2/state", "3/state"]
@@ -356,7 +359,7 @@ def test_training_with_orbax_resumes_from_the_bucket_bit_for_bit(
     words = ["run", "--detach", "--on", "v5e-1", "--dir", str(ROOT / "examples" / "train_mlp"), "--"]
     words += ["python", "train.py", *(f"--config.training.{each}" for each in steps)]
     with serving(machine, store=postgres_url):
-        quiet, disturbed = (machine.command(*words, *more).stdout.decode().strip() for more in ((), ("--pause=0.1",)))
+        quiet, disturbed = (machine.command(*words, *more).stdout.decode().strip() for more in ((), ("--pause=0.5",)))
         gcs.plant(*bad_weather(disturbed))
         soon(lambda: progress(machine, disturbed) >= 25 and copied(gcs, disturbed))
         first = preempt(machine, disturbed)

@@ -182,8 +182,8 @@ def test_the_same_on_s3_and_no_payload_sees_the_key(tmp_path: Path) -> None:
         machine.environment |= {**S3_ENVIRONMENT, "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_ENDPOINT_URL": url}
         try:
             with serving(machine, f"s3://{BUCKET}/{PREFIX}"):
-                job = machine.submit(LOOKS_FOR_KEYS + CHAIN, "20", "0.25", "1")
-                soon(lambda: progress(machine, job) >= 8)
+                job = machine.submit(LOOKS_FOR_KEYS + CHAIN, "20", "0.25", "1", env={"HOLD": "8"})
+                soon(lambda: progress(machine, job) >= 8 and machine.saved(job))
                 first = preempt(machine, job)
                 view = machine.ended(job)
                 assert view["state"] == "succeeded", machine.everything(job)

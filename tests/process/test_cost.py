@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 SAVES_ONCE = """
 if os.environ["PENSTOCK_STAGE"] == "0":
     folder = os.environ["PENSTOCK_CHECKPOINT_DIR"]
+    gate("go.tmp")  # a temporary name: no checkpoint
     time.sleep(1.2)
     os.mkdir(folder + "/1.tmp")
     os.rename(folder + "/1.tmp", folder + "/1")
@@ -39,6 +40,8 @@ def kinds(shop: Shop, id: str) -> list[str]:
 def test_what_ran_after_the_checkpoint_is_lost_and_the_rest_is_not(shop: Shop) -> None:
     shop.open()
     id = shop.submit(SAVES_ONCE)
+    soon(lambda: shop.view(id)["state"] == "running")  # useful is what comes after this and before the checkpoint
+    shop.open_gate(id, "go.tmp")
     soon(lambda: "attempt.saved" in kinds(shop, id))
     place = shop.view(id)["slice"]
     assert shop.command("local", "preempt", place).returncode == 0

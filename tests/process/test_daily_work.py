@@ -150,7 +150,7 @@ def test_lists_are_narrowed_by_what_they_have(shop: Shop) -> None:
 
 
 def test_hosts_of_a_gang_are_told_apart_while_it_runs_and_after(shop: Shop) -> None:
-    (shop.desk / "gang.py").write_text("import os\nprint('I am', os.environ['PENSTOCK_RANK'], flush=True)\n")
+    (shop.desk / "gang.py").write_text("import os\nos.write(1, f\"I am {os.environ['PENSTOCK_RANK']}\\n\".encode())\n")
     done = shop.command("run", "--on", "v5e-16", "gang.py")
     assert done.returncode == 0, done.stderr
     hosts = len(done.stdout.splitlines())

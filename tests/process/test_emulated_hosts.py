@@ -26,13 +26,13 @@ SCRIPT = """#!/bin/sh
 M=http://metadata.google.internal/computeMetadata/v1/instance
 ask() { curl -sS -m 60 -H 'Metadata-Flavor: Google' "$@"; }
 publish() { ask -X PUT --data-binary "$2" "$M/guest-attributes/test/$1"; }
-reach() { curl -s -m 5 -o /dev/null "$1" && echo yes || echo no; }
+reach() { curl -s -m "${2:-50}" -o /dev/null "$1" && echo yes || echo no; }
 publish worker "$(ask $M/attributes/agent-worker-number)"
 publish name "$(hostname)"
 publish python "$(command -v python3 || echo absent)"
 publish storage "$(reach http://STORAGE/storage/v1/b/BUCKET)"
 publish server "$(reach http://SERVER/)"
-publish elsewhere "$(reach http://ELSEWHERE/)"
+publish elsewhere "$(reach http://ELSEWHERE/ 5)"
 publish files "$(ls /root /home/ubuntu /work 2>/dev/null | tr '\\n' ' ')"
 publish room "$(bwrap --ro-bind / / --dev /dev --proc /proc --unshare-pid echo fits)"
 boots=$(cat /var/boots 2>/dev/null | wc -l)
@@ -136,7 +136,7 @@ def test_hosts_run_their_startup_script_alone_and_are_told_before_they_go(cloud:
         assert each["python"] in ("absent", "/usr/bin/python3.10")
         assert each["room"] == "fits", "the agent's own walls must stand inside"
         assert "main" not in each["files"], "the machine's own files are not there"
-    cloud.control("POST", "happen", [{"what": "preempt", "name": "pod", "notice_s": 2.0}])
+    cloud.control("POST", "happen", [{"what": "preempt", "name": "pod", "notice_s": 15.0}])
     until(all_have(cloud, "pod", "notice"))
     disks = [host["disk"] for host in cloud.control("GET", "nodes")[0]["hosts"]]
     until(lambda: call(cloud, "GET", "/nodes/pod")["state"] == "PREEMPTED")

@@ -55,7 +55,7 @@ def test_the_run_of_the_demo_answers_every_question(
     address = str(folder / "acts")
     status = json.loads(asked(capsys, "status", "--run", address, "--json"))
     assert (status["sealed"], status["committed"], status["facts"]["documents"]) == (True, 40, 400)
-    assert len(status["workers"]) in (2, 3)
+    assert len(status["workers"]) in (1, 2, 3), "of a sealed run those with commits: of whom is chance"
     checked = json.loads(asked(capsys, "verify", "--run", address, "--json"))
     assert (checked["problems"], checked["garbage"], checked["objects"]) == ([], 0, 200)
     assert "400 of 400" in asked(capsys, "watch", "--run", address)
@@ -214,7 +214,7 @@ def test_replicas_of_a_job_are_workers_and_a_lost_slice_costs_its_unit_only(inst
 
     root = f"gs://{BUCKET}"
     words = ["--model", f"{root}/in/model", "--data", f"{root}/in/docs.jsonl", "--id", "id", "--width", "256"]
-    words += ["--sites", "resid_post:1,3", "--unit-rows", "10", "--out", f"{root}/acts", "--workers", "1-3"]
+    words += ["--sites", "resid_post:1,3", "--unit-rows", "4", "--out", f"{root}/acts", "--workers", "1-3"]
     address = tpu("extract", *words, "--on", "v5e-8", "--env", "STORAGE_EMULATOR_HOST").strip()
     deadline = time.monotonic() + 3 * WITHIN_S  # the lost worker's lease has to run out first
     preempted = False

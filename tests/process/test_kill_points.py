@@ -70,13 +70,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
 CODE = """
 import json
 say("ran", os.environ["PENSTOCK_FENCE"])
-time.sleep(0.5)  # so that it is told that it runs, before it is told that it ended
+time.sleep(1.0)  # so that it is told that it runs, before it is told that it ended
 json.dump({"fence": os.environ["PENSTOCK_FENCE"]}, open(os.environ["PENSTOCK_OUTPUT_DIR"] + "/result.json", "w"))
 """
 SNIPPET = """
 import os, time
 print("ran", os.environ["PENSTOCK_FENCE"])
-time.sleep(0.5)
+time.sleep(1.0)
 result = {"fence": os.environ["PENSTOCK_FENCE"]}
 """
 PAYLOADS: dict[str, CommandRequest | SnippetRequest] = {

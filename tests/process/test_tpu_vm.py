@@ -209,7 +209,7 @@ time.sleep(5)
     said = [scene.shop.log(job, host=rank).decode().partition("asked to stop at ")[2] for rank in range(2)]
     told, passed_on = (float(each.split()[0]) for each in said)
     # From host to host: how long the platform's own word takes to the first is not what is promised here.
-    assert passed_on - told < 1.0
+    assert passed_on - told < limits.SYNC_S - 1.0, "it was passed on with the next sync, not at once"
     scene.shop.command("cancel", job)
     scene.drop("pairwise")
 
@@ -286,7 +286,7 @@ def test_what_is_lost_without_a_word_is_found_and_replaced(scene: Scene) -> None
     assert {"stranger", "by-hand", "orphan"} <= scene.nodes(FIRST).keys()
     for job in jobs.values():
         scene.shop.says(job, b"step 20\n")
-    time.sleep(3.0)  # for a checkpoint to reach the server: what it never had it cannot bring back
+        until(lambda job=job: scene.shop.saved(job))  # type: ignore[misc]  # what it never had it cannot bring back
     taken_at = time.time()  # noqa: TID251 (the server has the same clock)
     scene.happen("preempt", first["taken"])
     scene.happen("die_unseen", first["dead"])

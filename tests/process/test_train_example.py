@@ -94,19 +94,19 @@ def test_an_interrupted_run_ends_with_the_weights_of_a_quiet_one(tmp_path: Path)
     assert quiet.metrics["steps"] == STEPS
 
     lab = Lab(tmp_path / "disturbed", cache)
-    first = lab.start(1, pause=0.02)
+    first = lab.start(1, pause=0.2)
     lab.wait_for_step(first, 15)
     first.send_signal(signal.SIGKILL)  # a slice taken away without a word
     code, _ = lab.finish(first)
     assert code == -signal.SIGKILL
     assert not (lab.output / "metrics.json").exists()
 
-    second = lab.start(2, restore=1, pause=0.02)
+    second = lab.start(2, restore=1, pause=0.2)
     at = lab.wait_for_step(second, 35)
     lab.stop.touch()  # a notice: the agent asks first
     code, output = lab.finish(second)
     assert code == 143
-    assert "resumed at step 10 from" in output or "resumed at step 20 from" in output
+    assert int(output.split("resumed at step ")[1].split()[0]) in range(10, STEPS, 10)
     left = int(output.split("leaving at step ")[1].split()[0])
     assert left >= at
 
@@ -114,7 +114,7 @@ def test_an_interrupted_run_ends_with_the_weights_of_a_quiet_one(tmp_path: Path)
     unfinished = lab.checkpoints(3) / f"{left + 10}.orbax-checkpoint-tmp" / "default"
     unfinished.mkdir(parents=True)
 
-    fourth = lab.start(4, restore=3, pause=0.02)
+    fourth = lab.start(4, restore=3, pause=0.2)
     lab.wait_for_step(fourth, left + 5)
     fourth.send_signal(signal.SIGTERM)  # the signal says the same as the file
     code, output = lab.finish(fourth)

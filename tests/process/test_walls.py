@@ -72,16 +72,18 @@ class Asked(msgspec.Struct, frozen=True):
 
 class House(Shop):
     def ask(self, token: str, method: str, path: str, body: bytes = b"", *, most_s: float = RUN_S) -> Asked:
-        """One answer, or as much of a stream as comes within `most_s`."""
+        """One answer, or as much of a stream as comes until it is silent for `most_s`."""
         address = urlsplit(self.server.url)
         kind = "application/octet-stream" if "/blobs/" in path or "/snapshots/" in path else "application/json"
         headers = {
             "authorization": f"Bearer {token}",
             "content-type": "application/json" if "missing" in path else kind,
         }
-        with closing(http.client.HTTPConnection(address.hostname or "", address.port, timeout=most_s)) as connection:
+        with closing(http.client.HTTPConnection(address.hostname or "", address.port, timeout=RUN_S)) as connection:
             connection.request(method, path, body, headers)
+            line = connection.sock  # the answer takes it over
             answer = connection.getresponse()
+            line.settimeout(most_s)
             read = b"".join(str(pair).encode() for pair in answer.getheaders() if pair[0] != "date")
             with suppress(TimeoutError):
                 while piece := answer.read1(1 << 16):

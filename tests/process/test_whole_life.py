@@ -122,7 +122,7 @@ def test_training_that_lost_two_slices_ends_with_the_weights_of_a_quiet_run(shop
         "train.py",
     ]
     words += [f"--config.training.{each}" for each in steps]
-    quiet, disturbed = (shop.command(*words, *more).stdout.decode().strip() for more in ((), ("--pause=0.1",)))
+    quiet, disturbed = (shop.command(*words, *more).stdout.decode().strip() for more in ((), ("--pause=0.3",)))
     slices = []
     for attempt, notice in enumerate(((), ("--notice", "20s")), 1):
         # A step is counted once it is made, and a checkpoint comes every ten.
@@ -247,10 +247,11 @@ def test_cancel_and_timeout_end_the_whole_tree(shop: Shop) -> None:
         grace_s = limits.GRACE_S if "deaf" in each else 0.0
         ran_s = view["finished_at"] - view["started_at"]
         if "cancel" in each:
-            assert view["finished_at"] - cancelled_at[each] < grace_s + 5.0, f"{each} took too long"
+            assert view["finished_at"] - cancelled_at[each] < grace_s + 20.0, f"{each} took too long"
         else:
             # That it runs is told a moment after it began.
-            assert 7.5 <= ran_s < 8.0 + grace_s + 5.0, f"{each} ran {ran_s:.1f} s"
+            assert view["finished_at"] - view["created_at"] >= 8.0
+            assert ran_s < 8.0 + grace_s + 20.0, f"{each} ran {ran_s:.1f} s"
 
 
 # --- submits ---
