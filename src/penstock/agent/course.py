@@ -351,7 +351,7 @@ class Course:
             self.kept.heard = True
             self._write_down()
             try:  # after the signal, which would kill a program that saw the file and is at its very end
-                self._layout.stop.write_text(f"{self.kept.grace_s:g}")
+                self._layout.tell_to_stop(self.kept.grace_s)
             except OSError as error:
                 self._complain(f"the stop file cannot be made: {error}")
         elif self.alive:

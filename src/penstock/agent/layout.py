@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -32,6 +34,7 @@ PASSED_PREFIXES = ("JAX_", "TPU_", "LC_", "NVIDIA_")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEGASCALE_PORT = 8080  #: where slices of one gang find each other, as libtpu expects it
 STREAMS = ("out", "err", "log")
+PROGRESS_BYTES_MAX = 1 << 16
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +68,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stop(self) -> Path:
-        """It exists once the payload is asked to stop."""
+        """It exists once the payload is asked to stop, and says how many seconds it has."""
         return self.control / "stop"
+
+    def tell_to_stop(self, grace_s: float) -> None:
+        """By a rename: what the payload has put there itself, a link or a pipe, is not written to."""
+        part = self.home / "stop.part"
+        part.write_text(f"{grace_s:g}")
+        part.replace(self.stop)
 
     @property
     def result(self) -> Path:
@@ -221,13 +230,24 @@ def environment(
     return env
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """A plain file of the payload's: neither a link out, nor a pipe that would hang; ValueError if it is none."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ValueError(f"{path.name}: is not a plain file")
+
+
 def read_progress(path: Path) -> dict[str, object] | None:
     """What the payload last said about itself; None while it said nothing, or nothing that can be read.
 
     It is the payload's file: anything may be in it, and a bad line is the payload's loss, never the agent's.
     """
     try:
-        lines = path.read_bytes()[-65536:].strip().splitlines()
+        with open_plain(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - PROGRESS_BYTES_MAX))
+            lines = file.read(PROGRESS_BYTES_MAX).strip().splitlines()
         said = json.loads(lines[-1]) if lines else None
     except (OSError, ValueError, RecursionError):
         return None

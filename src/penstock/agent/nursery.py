@@ -244,9 +244,12 @@ def _obey(hello: socket.socket, named: int) -> int:
     snippet.adjust(order["env"], _inherited)
     gc.enable()
     code = snippet.run(order, fds[3])
-    if order["gang"] and not snippet.in_order(code):
+    if code and order["gang"]:
         _at_end.clear()  # jax would wait for hosts that wait for this one
-    return _leave(code)
+    left = _leave(code)
+    if order["gang"]:
+        snippet.leave_gang(left)
+    return left
 
 
 def _leave(code: int) -> int:

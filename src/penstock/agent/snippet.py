@@ -190,13 +190,12 @@ def _enter_gang() -> None:
         watch()
 
 
-def in_order(code: int) -> bool:
-    """Whether a snippet of a gang that leaves with this code waits for the others."""
+def leave_gang(code: int) -> None:
+    """The last thing that a snippet of a gang does."""
     with contextlib.suppress(ImportError):
-        from penstock.payload.entrance import sitecustomize
+        from penstock.payload.entrance.sitecustomize import take_leave
 
-        return sitecustomize.in_order(code)
-    return not code
+        take_leave(code)
 
 
 def _keep_result(report: dict[str, object], value: object, order: Order) -> None:

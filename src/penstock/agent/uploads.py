@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.agent.hiding import hide, hide_all
+from penstock.agent.layout import open_plain
 from penstock.agent.link import BYTES_S, Link, Refused, Silent
 from penstock.domain import limits
 from penstock.domain.nouns import Exit
@@ -128,13 +129,11 @@ def _tells(path: Path, hidden: tuple[str, ...]) -> bool:
 
 
 def _plain(path: Path, most: int) -> bytes:
-    """The bytes of a plain file of the payload's: neither a link out, nor a pipe that would hang, nor endless."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+    """The bytes of a plain file of the payload's that is not endless."""
+    with open_plain(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
             raise ValueError(f"{path.name}: is not a plain file of at most {most} bytes")
-        return file.read()
+        return file.read(most)
 
 
 def _has_files(folder: Path) -> bool:

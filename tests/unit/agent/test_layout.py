@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,31 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "progress") is None
     (tmp_path / "progress").write_text('{"done": 1}\n{"done": 2}\n')
     assert read_progress(tmp_path / "progress") == {"done": 2}
+
+
+def test_progress_is_read_from_no_link_and_no_pipe(tmp_path: Path) -> None:
+    """The payload may put there what it likes; the agent can read more than it."""
+    (tmp_path / "other").write_text('{"done": 1, "token": "secret"}\n')
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_progress(tmp_path / "link") is None
+    assert read_progress(tmp_path / "pipe") is None
+    (tmp_path / "long").write_bytes(b"x" * (1 << 20) + b'\n{"done": 2}\n')
+    assert read_progress(tmp_path / "long") == {"done": 2}
+
+
+@pytest.mark.parametrize("there", ["nothing", "link", "pipe"])
+def test_the_order_to_stop_is_written_into_no_link_and_no_pipe(tmp_path: Path, there: str) -> None:
+    layout = lay_out(tmp_path, None, a_spec())
+    layout.control.mkdir(parents=True)
+    other = tmp_path / "other"
+    other.write_text("precious")
+    if there == "link":
+        layout.stop.symlink_to(other)
+    elif there == "pipe":
+        os.mkfifo(layout.stop)
+    layout.tell_to_stop(30.0)
+    assert (layout.stop.read_text(), other.read_text()) == ("30", "precious")
 
 
 def gang_env(*, devices: bool, cloud: bool) -> dict[str, str]:

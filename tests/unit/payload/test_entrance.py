@@ -76,25 +76,45 @@ def test_whoever_ends_well_ends_as_jax_wants(folder: Path, leave: str) -> None:
     assert (left, out) == (0, "my own end\njax waits\n"), err
 
 
+#: A coordinator that writes down what it is told, and waits for nobody who has said it already.
+STATE = """
+import os, sys
+class Client:
+    def key_value_set(self, key, value): print('told', key, flush=True)
+    def blocking_key_value_get(self, key, left_ms):
+        print('waits for', key, 5000 < left_ms <= 10000, flush=True)
+        if os.environ.get('LOST'): raise RuntimeError('DEADLINE_EXCEEDED')
+class global_state:
+    client, num_processes, process_id = Client(), 3, int(os.environ['RANK'])
+    service = None if process_id else object()
+"""
+
+
 @pytest.mark.parametrize(
-    ("leave", "grace_s", "waits"),
+    ("leave", "grace_s", "rank", "said"),
     [
-        ("sys.exit(143)", "30", True),
-        ("sys.exit(143)", f"{limits.GANG_GRACE_S:g}", False),  # the gang is broken
-        ("sys.exit(143)", None, False),  # nobody asked
-        ("sys.exit(3)", "30", False),
-        ("raise ValueError", "30", False),
+        ("sys.exit(143)", "30", 0, "waits for penstock/left/1 True\nwaits for penstock/left/2 True\n"),
+        ("sys.exit(143)", "30", 2, "told penstock/left/2\n"),
+        ("sys.exit(143)", f"{limits.GANG_GRACE_S:g}", 0, ""),  # the gang is broken
+        ("sys.exit(143)", None, 0, ""),  # nobody asked
+        ("sys.exit(3)", "30", 0, ""),
+        ("raise ValueError", "30", 0, ""),
     ],
 )
-def test_who_was_asked_to_stop_and_has_saved_waits_for_the_others(
-    folder: Path, leave: str, grace_s: str | None, waits: bool
+def test_the_coordinators_host_goes_last_of_those_who_were_asked_to_stop_and_have_saved(
+    folder: Path, leave: str, grace_s: str | None, rank: int, said: str
 ) -> None:
-    """Else the coordinator would go while they save."""
     stop = folder / "stop"
     if grace_s is not None:
         stop.write_text(grace_s)
-    left, out, _ = run(folder, JOIN + leave, PENSTOCK_STOP_FILE=str(stop))
-    assert (left, out) == (143 if "143" in leave else 3 if "3" in leave else 1, "my own end\n" + "jax waits\n" * waits)
+    for name, text in (("__init__.py", ""), ("distributed.py", STATE)):
+        (folder / "jax/_src").mkdir(exist_ok=True)
+        (folder / "jax/_src" / name).write_text(text)
+    left, out, _ = run(folder, JOIN + leave, PENSTOCK_STOP_FILE=str(stop), RANK=str(rank))
+    code = 143 if "143" in leave else 3 if "3" in leave else 1
+    assert (left, out) == (code, "my own end\n" + said)
+    lost = run(folder, JOIN + leave, PENSTOCK_STOP_FILE=str(stop), RANK=str(rank), LOST="1")
+    assert (lost[0], lost[1]) == (code, "my own end\n" + "".join(said.splitlines(keepends=True)[:1]))
 
 
 def test_without_a_world_nothing_is_different(folder: Path) -> None:

@@ -3,10 +3,10 @@
 The agent puts this folder on PYTHONPATH for commands that run on several hosts, and the interpreter imports the module
 by its name. Two things of `jax.distributed` would keep a broken gang for minutes. At exit it waits for all hosts, which
 wait for this one in a collective: that wait is left out when the program failed (an exception, `sys.exit` with a code
-other than 0), and the process ends with its own code. A program that was asked to stop and leaves with 143 has not
-failed: others may still be saving, and would be torn down with the coordinator. And it takes SIGTERM for itself: until
-the program asks JAX about preemption, the signal keeps its usual effect. Standard library only; programs without
-`jax.distributed` never notice.
+other than 0), and the process ends with its own code. One that was asked to stop and leaves with 143 has saved, but
+others may still be saving, and would be torn down with JAX's coordinator: its host goes last. And JAX takes SIGTERM for
+itself: until the program asks it about preemption, the signal keeps its usual effect. Standard library only; programs
+without `jax.distributed` never notice.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (ever
 _ACTION_BYTES = 512  #: more than `struct sigaction` has anywhere
 _STOPPED = 143  #: `payload.STOPPED`
 _FILE_S = 1.0  #: the stop file comes right behind the signal
-#: With a grace as short as this (`limits.GANG_GRACE_S`) the gang is broken, and there is nobody to wait for.
+#: With a grace as short as this (`limits.GANG_GRACE_S`) the gang is broken, or time too short to wait for anybody.
 _ALONE_S = 3.0
+_SHARE = 1 / 3  #: of the grace, in which the coordinator's host waits for those who left without a word
 
 
 class _Finder(Protocol):
@@ -52,26 +53,7 @@ class _Course:
         error = getattr(sys, "last_value", None)
         if error is not None:  # of an exception that nobody caught; of Ctrl-C the interpreter makes a signal
             return 0 if isinstance(error, KeyboardInterrupt) else 1
-        return 0 if in_order(self.code) else self.code
-
-
-def in_order(code: int) -> bool:
-    """Whether a program that leaves with this code waits for the others of its gang: it ended well, or has saved."""
-    if code != _STOPPED:
-        return not code
-    until = time.monotonic() + _FILE_S
-    while (grace_s := _grace_s()) is None and time.monotonic() < until:
-        time.sleep(0.01)
-    return grace_s is not None and grace_s > _ALONE_S
-
-
-def _grace_s() -> float | None:
-    """What the stop file says; None while there is none."""
-    try:
-        with open(os.environ["PENSTOCK_STOP_FILE"]) as file:  # noqa: PTH123 (as above: no import)
-            return float(file.read())
-    except (KeyError, OSError, ValueError):
-        return None
+        return self.code
 
 
 _course = _Course()
@@ -137,7 +119,46 @@ def _end() -> None:
                 stream.flush()
             except (OSError, ValueError, AttributeError):  # closed, broken or none: as the interpreter, go on
                 continue
+        take_leave(code)
         os._exit(code)
+
+
+def take_leave(code: int) -> None:
+    """The last act of a program that was asked to stop and has saved: the coordinator's host waits for the others."""
+    if code != _STOPPED:
+        return
+    try:
+        from jax._src.distributed import global_state
+
+        if global_state.client is None:
+            return
+        if global_state.service is None:
+            global_state.client.key_value_set(f"penstock/left/{global_state.process_id}", "")
+            return
+        until = time.monotonic() + _patience_s()
+        for other in range(1, global_state.num_processes):
+            left_ms = int(1000 * (until - time.monotonic()))
+            if left_ms > 0:
+                global_state.client.blocking_key_value_get(f"penstock/left/{other}", left_ms)
+    except Exception:  # noqa: BLE001 (somebody never said it, the coordinator is gone, another JAX: leave as ever)
+        return
+
+
+def _patience_s() -> float:
+    """None without an order; whoever hears of it by JAX may be ahead of the file."""
+    until = time.monotonic() + _FILE_S
+    while (grace_s := _grace_s()) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return 0.0 if grace_s is None or grace_s <= _ALONE_S else _SHARE * grace_s
+
+
+def _grace_s() -> float | None:
+    """What the stop file says; None while there is none."""
+    try:
+        with open(os.environ["PENSTOCK_STOP_FILE"]) as file:  # noqa: PTH123 (as above: no import)
+            return float(file.read())
+    except (KeyError, OSError, ValueError):
+        return None
 
 
 # --- being stopped ---
