@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from penstock.domain.admission import BadInput
-from penstock.extract.feed import Feeder, Order, passages
+from penstock.extract.feed import AHEAD, CHUNK_ROWS, Feeder, Order, passages
 from penstock.extract.source import Refused, Source, SourceSpec
 from penstock.extract.tokens import Rules
 from tests.unit.extract.small_tokenizer import TEXT, write_tokenizer
@@ -64,6 +64,17 @@ def test_processes_give_what_one_would_in_the_same_order(order: Order) -> None:
     assert found == expected
     assert ahead == alone
     assert len(found) + len(ahead) == ROWS
+
+
+def test_it_is_told_when_the_processes_have_got_the_last_rows(order: Order) -> None:
+    """Then those of the next unit may come behind them, while the last of these are still being made and taken."""
+    taken: list[int] = []
+    told: list[int] = []
+    with Feeder(order, 1) as feeder:
+        for each in feeder.passages(0, ROWS, lambda _: None, lambda: told.append(len(taken))):
+            taken.append(each.row)  # noqa: PERF401 (one by one: they are counted on the way)
+    assert len(told) == 1
+    assert len(taken) - 2 * AHEAD * CHUNK_ROWS < told[0] < len(taken) - CHUNK_ROWS
 
 
 def test_what_asks_a_worker_to_stop_does_not_take_its_processes_away(order: Order) -> None:

@@ -63,14 +63,20 @@ class ModelCompute:
             raise ValueError("a worker computes one plan only")
         refused: list[Refused] = []
         passages: list[Passage] = []
-        rows = self._feeder.passages(unit.start, unit.stop, refused.append)
+
+        def pieces() -> Generator[Piece, None, None]:
+            yield from cut_apart(passages, packed, self._engine.run)
+            # Which rows were refused is known when the last one was read.
+            yield from map(_empty, refused)
+
+        course = Course(pieces())
+        rows = self._feeder.passages(unit.start, unit.stop, refused.append, course.was_read)
         first = list(islice(rows, packing.FIRST_WINDOW))
 
         def docs() -> Iterator[NDArray[np.int32]]:
             for passage in chain(first, rows):
                 passages.append(passage)
                 yield passage.tokens
-            course.on_read()
 
         # The device works on the first windows while the rest is being tokenised.
         packed = packing.stream(
@@ -83,13 +89,6 @@ class ModelCompute:
             # With its last batch: steps before it keep the device busy until the next unit is there.
             on_last=lambda: course.on_fed(),  # noqa: PLW0108 (it is set later)
         )
-
-        def pieces() -> Generator[Piece, None, None]:
-            yield from cut_apart(passages, packed, self._engine.run)
-            # Which rows were refused is known when the last one was read.
-            yield from map(_empty, refused)
-
-        course = Course(pieces())
         return course
 
     def _begin(self) -> Engine:

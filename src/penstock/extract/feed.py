@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -81,23 +81,31 @@ class Feeder:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def passages(
-        self, start: int = 0, stop: int | None = None, refuse: Refuse = stop_at_first
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        refuse: Refuse = stop_at_first,
+        on_read: Callable[[], object] = lambda: None,
     ) -> Generator[Passage, None, None]:
         """The passages of rows `start` to `stop`, in order; rows that give none go to `refuse`.
 
-        While the caller works on some, the processes make the next.
+        While the caller works on some, the processes make the next. `on_read` is called when they have got the last
+        rows: those of another range come behind them.
         """
         chunks = _chunks(raw_rows(self._order.source, start, stop, _environment(self._order)))
-        for result in self._results(chunks):
+        for result in self._results(chunks, on_read):
             for each in result:
                 if isinstance(each, Refused):
                     refuse(each)
                 else:
                     yield each
 
-    def _results(self, chunks: Iterator[list[RawRow]]) -> Iterator[list[Passage | Refused]]:
+    def _results(
+        self, chunks: Iterator[list[RawRow]], on_read: Callable[[], object]
+    ) -> Iterator[list[Passage | Refused]]:
         if self._pool is None:
             yield from map(self._maker.make, chunks)
+            on_read()
             return
         under_way: deque[Future[list[Passage | Refused]]] = deque()
         try:
@@ -105,6 +113,7 @@ class Feeder:
                 under_way.append(self._pool.submit(_make, chunk))
                 if len(under_way) >= AHEAD * self._processes:
                     yield under_way.popleft().result()
+            on_read()
             while under_way:
                 yield under_way.popleft().result()
         finally:

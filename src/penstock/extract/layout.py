@@ -52,14 +52,19 @@ class Piece(NamedTuple):
 class Course:
     """Pieces of a unit that the device works on, for whoever wants to know how far that is.
 
-    `on_read` is called when all of its input was read, `on_fed` when the device has got the last of its work; both on
-    the thread that asks for the pieces.
+    `on_read` is called when whatever tokenises has got all of its input, which may have been before anybody asked for
+    pieces; `on_fed` when the device has got the last of its work. Both on the thread that asks for the pieces.
     """
 
     def __init__(self, pieces: Generator[Piece, None, None]) -> None:
         self._pieces = pieces
+        self.is_read = False
         self.on_read: Callable[[], object] = lambda: None
         self.on_fed: Callable[[], object] = lambda: None
+
+    def was_read(self) -> None:
+        self.is_read = True
+        self.on_read()
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.extract.shapes import PackedBatch
 
 #: Documents of a stream's first window, each following one has twice as many: the device can begin when these are
-#: tokenised. They fill more than the 32 rows of a usual step with documents of some 300 tokens.
+#: tokenised, if they fill a step and `KEPT_OPEN` rows more; 32 rows of 2,048 with documents of some 350 tokens.
 FIRST_WINDOW: Final = 256
 #: Rows of a window whose documents go into the next one instead: the least full ones. Without them many small windows
 #: would pack worse than a large one.
@@ -96,7 +96,7 @@ def stream(
     small: int | None = None,
     on_last: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[PackedBatch, list[Placement]]]:
-    """Packed batches as documents come: never more of them are held than one window's and those of a few open rows.
+    """Packed batches as documents come: never more of them are held than two windows' and those of a few open rows.
 
     So the device can begin before the last document of a unit has been tokenised. The rows that are left over at the
     end go in batches of `small` rows, if that means fewer rows of padding. `on_last` is called before the last batch

@@ -183,9 +183,9 @@ class Worker:
         if keeping.done():
             keeping.result()  # the bucket was out of reach for longer than patience goes
         free = [unit for unit in units if unit.id not in self._begun.values()]
+        await self._read.wait()  # whatever tokenises does so for the unit that the device works on
         if self._should_stop():
             await self._stop()
-        await self._read.wait()  # whatever tokenises is for the unit that the device works on
         # Which one it will be is not sure, and the input of the wrong one is thrown away: no lease is needed for it.
         likely = await self._claims.likely(free) if free else None
         ready = None if likely is None else await self._prepare(likely)
@@ -214,8 +214,8 @@ class Worker:
             loop = asyncio.get_running_loop()
             ready.pieces.on_read = partial(loop.call_soon_threadsafe, read.set)
             ready.pieces.on_fed = partial(loop.call_soon_threadsafe, fed.set)
-        else:
-            read.set()  # it does not tell
+        if not isinstance(ready.pieces, Course) or ready.pieces.is_read:
+            read.set()  # it does not tell, or had nothing more to read
         task = asyncio.create_task(self._finish(claim, ready, read, fed))
         self._begun[task] = claim.unit.id
 

@@ -98,7 +98,7 @@ class Noted:
         if self._course and len(begun) == 1:
             time.sleep(0.2)  # for a worker that would not wait
             self.note("read", unit.id)
-        course().on_read()
+        course().was_read()
         if len(begun) == 1:
             # Without a next unit that is prepared meanwhile this would end in a timeout, and the order be another.
             self.wait(lambda: self.count("prepared") > 1)
