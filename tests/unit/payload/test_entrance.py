@@ -110,6 +110,7 @@ def test_the_coordinators_host_goes_last_of_those_who_were_asked_to_stop_and_hav
     for name, text in (("__init__.py", ""), ("distributed.py", STATE)):
         (folder / "jax/_src").mkdir(exist_ok=True)
         (folder / "jax/_src" / name).write_text(text)
+    leave = f"import jax._src.distributed\n{leave}"
     left, out, _ = run(folder, JOIN + leave, PENSTOCK_STOP_FILE=str(stop), RANK=str(rank))
     code = 143 if "143" in leave else 3 if "3" in leave else 1
     assert (left, out) == (code, "my own end\n" + said)

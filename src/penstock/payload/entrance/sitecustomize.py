@@ -125,21 +125,19 @@ def _end() -> None:
 
 def take_leave(code: int) -> None:
     """The last act of a program that was asked to stop and has saved: the coordinator's host waits for the others."""
-    if code != _STOPPED:
+    world = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if code != _STOPPED or getattr(world, "client", None) is None:
         return
     try:
-        from jax._src.distributed import global_state
-
-        if global_state.client is None:
-            return
-        if global_state.service is None:
-            global_state.client.key_value_set(f"penstock/left/{global_state.process_id}", "")
+        assert world is not None
+        if world.service is None:
+            world.client.key_value_set(f"penstock/left/{world.process_id}", "")
             return
         until = time.monotonic() + _patience_s()
-        for other in range(1, global_state.num_processes):
+        for other in range(1, world.num_processes):
             left_ms = int(1000 * (until - time.monotonic()))
             if left_ms > 0:
-                global_state.client.blocking_key_value_get(f"penstock/left/{other}", left_ms)
+                world.client.blocking_key_value_get(f"penstock/left/{other}", left_ms)
     except Exception:  # noqa: BLE001 (somebody never said it, the coordinator is gone, another JAX: leave as ever)
         return
 
