@@ -96,7 +96,7 @@ class Bells:
                 waiting.set_result(None)
 
     def hush(self) -> None:
-        """Wake everybody: the server stops."""
+        """Wake everybody: the server stops, or cannot say who has to be woken."""
         for slice in list(self._parked):
             self.ring(slice, 0)
         self._tell_ended(tuple(self._awaited))
@@ -120,6 +120,7 @@ class Bells:
             try:
                 if self._cursor < 0:
                     self._cursor = await self._store.read(_last_seq)
+                    self.hush()  # what was committed before this will be in no news
                 await self._store.wait(self._cursor, WAIT_S)
                 await self._take_news()
             except StoreError as error:
