@@ -169,16 +169,17 @@ def test_a_caller_cancelled_while_its_verb_runs_leaves_a_sound_store(threaded: H
 def test_a_call_that_gets_no_answer_says_what_is_known(threaded: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> list[Any]:
         gate = Gate()
-        calls = [
-            asyncio.create_task(call)
-            for call in (threaded.store.transact(gate), threaded.store.transact(submit, a_job(1)))
-        ]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        with monkeypatch.context() as hurried:
+            hurried.setattr(threads, "CALL_S", 2.0)
+            calls = [
+                asyncio.create_task(call)
+                for call in (threaded.store.transact(gate), threaded.store.transact(submit, a_job(1)))
+            ]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
         gate.open()
         await threaded.store.transact(submit, a_job(2))
         return outcomes
 
-    monkeypatch.setattr(threads, "CALL_S", 0.2)
     running, waiting = threaded.run(story())
     assert isinstance(running, UnknownOutcome)
     assert isinstance(waiting, Unavailable)

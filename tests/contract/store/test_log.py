@@ -12,7 +12,7 @@ from tests.contract.store.examples import a_job, submit
 from tests.contract.store.harness import Harness
 
 #: Far above what a wake-up takes (a millisecond), far below the time-out the waiter would otherwise sleep out.
-PROMPT_S = 2.0
+PROMPT_S = 20.0  #: what is not prompt waits for thirty
 
 
 def test_a_cursor_reads_every_event_once_in_order(on: Harness) -> None:

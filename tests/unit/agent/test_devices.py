@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,11 +142,10 @@ def test_daemons_that_always_hold_a_gpu_are_not_waited_for(tmp_path: Path) -> No
 
 
 def test_cpus_need_no_gate(tmp_path: Path) -> None:
-    async def both() -> float:
+    async def both() -> bool:
         gate = Gate(Found(kind="cpu", count=2), tmp_path / "lock")
-        began = time.monotonic()
-        async with gate.passage(0.0), gate.passage(0.0):
-            return time.monotonic() - began
+        async with gate.passage(0.0), gate.passage(0.0):  # without any patience
+            return True
 
-    assert asyncio.run(both()) < 1.0
+    assert asyncio.run(both())
     assert not os.path.lexists(tmp_path / "lock")

@@ -128,8 +128,9 @@ def test_exit_functions_and_threads_come_to_their_end(walled: Story) -> None:
     code = (
         "import atexit, threading, time\n"
         "atexit.register(print, 'at exit')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n"
-        "print('main')\n"
+        "said = threading.Event()\n"
+        "threading.Thread(target=lambda: (said.wait(), time.sleep(0.05), print('thread'))).start()\n"
+        "print('main')\nsaid.set()\n"
     )
     assert walled.run(code).out == b"main\nthread\nat exit\n"
 

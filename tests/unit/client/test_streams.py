@@ -100,7 +100,7 @@ def test_a_follower_gives_up_on_a_server_that_stays_away(make: Make, server: Sta
 
 
 def test_a_silent_connection_is_made_anew(make: Make, server: StandIn, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.domain.limits.CLIENT_STREAM_SILENCE_S", 0.2)
+    monkeypatch.setattr("penstock.domain.limits.CLIENT_STREAM_SILENCE_S", 2.0)
     server.streams[EVENTS] = deque([Pieces((happened(1), None)), Pieces((happened(2), END))])
     assert [one.seq for one in make(server).events("j1", follow=True)] == [1, 2]
     server.proceed.release()

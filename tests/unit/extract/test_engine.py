@@ -104,6 +104,7 @@ def test_batches_are_taken_only_as_far_ahead_as_steps_may_be_under_way() -> None
 
 def test_two_threads_together_have_no_more_steps_under_way_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of one unit and the beginning of the next: memory is there for the results of so many steps."""
+    monkeypatch.setattr("penstock.extract.engine.PATIENCE_S", 600)
     engine = Engine(doubled, {}, rows=2, width=16, in_flight=3)
     under_way: list[int] = [0]
     seen: list[int] = []
@@ -177,6 +178,7 @@ class Device:
 def test_the_next_unit_is_started_when_the_last_one_leaves_and_not_when_its_own_first_step_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("penstock.extract.engine.PATIENCE_S", 600)
     engine = Engine(doubled, {}, rows=2, width=16, in_flight=3)
     device = Device(engine, monkeypatch)
     with ThreadPoolExecutor(2) as threads:

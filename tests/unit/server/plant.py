@@ -304,7 +304,13 @@ async def plant(home: Path, objects: MemoryObjects | None = None) -> AsyncIterat
     made = Plant(store, home, clock, objects or MemoryObjects())
     await made.furnish()
     running = asyncio.create_task(made.controller.run())
+    bells = agents.bells(made.service)
+
+    async def follows() -> bool:
+        return bells._cursor >= 0
+
     try:
+        await made.until(follows)  # so that who is woken in a test is woken by what the test does
         yield made
         if running.done():
             running.result()

@@ -222,7 +222,7 @@ def test_the_notice_of_one_host_stops_the_whole_gang_within_a_second(tmp_path: P
         began = made.clock.steady()
         await hosts[3].sync(hosts[3].held(started[3]), notice=True)
         replies = await asyncio.gather(*others)
-        assert made.clock.steady() - began < 1.0
+        assert made.clock.steady() - began < limits.SYNC_S
         assert [reply.stop for reply in replies] == [(attempt.id,) for attempt in started[:3]]
 
     run(story, tmp_path)
@@ -348,7 +348,7 @@ def test_the_same_order_is_not_repeated_at_once_but_is_repeated(tmp_path: Path) 
         await made.controller.commands.cancel(job)
         while not (await host.sync(host.held(attempt), wait_s=5.0)).stop:
             pass
-        told = made.clock.steady()
+        told = next(iter(made.service.part(agents.Desk)._told.values()))[1]
         again = await host.sync(host.held(attempt), wait_s=5.0)
         assert again.stop == (attempt.id,)
         assert made.clock.steady() - told >= limits.SYNC_REPEAT_S * 0.9
@@ -361,14 +361,16 @@ def test_the_same_order_is_not_repeated_at_once_but_is_repeated(tmp_path: Path) 
 
 
 def test_the_report_of_an_end_brings_the_next_order_when_there_is_one_and_is_answered_soon_when_there_is_none(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(made: Plant) -> None:
         host = await made.ready()
         first, second = await made.submit(), await made.submit()
         attempt = await host.launched()
         ended = host.held(attempt, Phase.EXITED, exit=Exit(host=0, code=0))
-        told = await host.sync(ended, wait_s=5.0)
+        with monkeypatch.context() as patient:  # until it is decided, however long a commit takes here
+            patient.setattr(limits, "SYNC_REPEAT_S", 4.5)
+            told = await host.sync(ended, wait_s=5.0)
         assert told.forget == (attempt.id,)
         assert told.launch is not None
         assert {attempt.job, told.launch.job} == {first, second}

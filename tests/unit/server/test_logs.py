@@ -212,16 +212,16 @@ def test_the_routes_end_to_end(tmp_path: Path) -> None:
     asyncio.run(act())
 
 
-def test_what_a_closed_attempt_sent_is_stored_without_delay(tmp_path: Path) -> None:
+def test_what_a_closed_attempt_sent_is_stored_without_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOG_FLUSH_S", 3600.0)
+
     async def act() -> None:
         objects = MemoryObjects()
         async with plant(tmp_path, objects) as made:
             _, host, attempt = await made.running()
             asked = {"rank": "0", "stream": "err", "offset": "0"}
             await logs.append_log(made.service, host.call(attempt, query=asked, body=b"oops\n"))
-            started = time.monotonic()
             await host.exit(attempt, code=1)
             await until(lambda: any("/err/" in path for path in objects.paths()))
-            assert time.monotonic() - started < limits.LOG_FLUSH_S * 0.9
 
     asyncio.run(act())

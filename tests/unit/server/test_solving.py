@@ -26,8 +26,9 @@ STRANGER = Principal(name="stan", team="other", role=Role.ADMIN)
 OPERATOR = Principal(name="olga", team="ops", role=Role.OPERATOR)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who waits until hosts are found silent; who has them answer must not be in a hurry."""
     for name in ("SOLVE_HEARD_S", "SOLVE_RESTART_S"):
         monkeypatch.setattr(limits, name, 0.5)
 
@@ -88,11 +89,11 @@ def test_every_host_is_told_at_once_and_its_answer_is_shown(tmp_path: Path) -> N
         await asyncio.sleep(0.05)
         view = await begin(made, slice[:12], dry_run=True)
         assert (view.done, view.well, [host.findings for host in view.hosts]) == (False, False, [()] * len(hosts))
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):
             orders = await waiting
         assert orders.solve is not None
         assert (orders.solve.run, orders.solve.dry_run) == (view.run, True)
-        assert abs(orders.solve.now - made.clock.now()) < 1
+        assert abs(orders.solve.now - made.clock.now()) < 60
         again = await begin(made, slice, dry_run=True)
         assert again.run == view.run, "asked twice, looked at once"
         assert await refused(begin(made, slice)) == "conflict"
@@ -149,6 +150,7 @@ def test_other_teams_see_nothing_and_operators_everything(tmp_path: Path) -> Non
     run(story, tmp_path)
 
 
+@pytest.mark.usefixtures("short")
 def test_a_silent_agent_is_restarted_and_counts_as_mended(tmp_path: Path) -> None:
     async def story(made: Plant) -> None:
         host = await made.ready()
@@ -199,6 +201,7 @@ def test_what_cannot_be_mended_twice_in_a_row_is_given_up(tmp_path: Path) -> Non
     run(story, tmp_path)
 
 
+@pytest.mark.usefixtures("short")
 def test_a_job_on_a_slice_that_is_given_up_ends_first(tmp_path: Path) -> None:
     async def story(made: Plant) -> None:
         job, host, attempt = await made.running()

@@ -229,6 +229,7 @@ def test_hosts_that_ask_meanwhile_are_told_to_ask_again_and_share_one_copy(
                 await scene.ask()
             assert caught.value.problem.code == "copying"
             assert "800 bytes" in caught.value.problem.detail
+        await until(lambda: watched.waiting > 0)  # the first byte is about to go
         copied = (await scene.told()).copied
         assert copied is not None
         assert copied.done_at is None, "how much it is was said before the first byte went"
