@@ -35,6 +35,17 @@ multihost_utils.sync_global_devices("never")
 """
 
 
+#: The same of a snippet, by Penstock's own word.
+JOIN_SNIPPET = """
+import os, sys, time
+from penstock import payload
+assert payload.distributed()
+from jax.experimental import multihost_utils
+multihost_utils.sync_global_devices("all are here")
+os.write(1, b"world\\n")
+"""
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     shop = Shop(tmp_path_factory.mktemp("gangs") / "home")
@@ -72,10 +83,7 @@ def test_who_leaves_with_a_failure_ends_the_gang_at_once(
 
 
 def test_a_snippet_that_leaves_with_a_failure_ends_its_gang_at_once(shop: Shop) -> None:
-    code = (
-        "import os, sys, time\nfrom penstock import payload\nassert payload.distributed()\n"
-        "from jax.experimental import multihost_utils\nmultihost_utils.sync_global_devices('all are here')\n"
-        "print('world', flush=True)\n"
+    code = JOIN_SNIPPET + (
         "if payload.rank() == 0: multihost_utils.sync_global_devices('never')\n"
         "while not os.path.exists(os.environ['PENSTOCK_CHECKPOINT_DIR'] + '/leave'): time.sleep(0.02)\nsys.exit(3)"
     )
@@ -144,10 +152,8 @@ def test_a_gang_that_asks_jax_about_preemption_has_its_grace(shop: Shop) -> None
 
 
 def test_snippets_of_a_gang_that_is_stopped_save_each_in_its_time(shop: Shop) -> None:
-    code = (
-        "import os, sys, time\nfrom penstock import payload\nassert payload.distributed()\n"
-        "from jax.experimental import multihost_utils\nmultihost_utils.sync_global_devices('all are here')\n"
-        "os.write(1, b'world\\n')\nwhile not payload.should_stop(): time.sleep(0.02)\n"
+    code = JOIN_SNIPPET + (
+        "while not payload.should_stop(): time.sleep(0.02)\n"
         "time.sleep(1.5 * payload.rank())\nos.write(1, b'saved\\n')\nsys.exit(payload.STOPPED)"
     )
     with shop.client() as client:

@@ -72,10 +72,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.control / "stop"
 
     def tell_to_stop(self, grace_s: float) -> None:
-        """By a rename: what the payload has put there itself, a link or a pipe, is not written to."""
+        """By a rename: what the payload has put there itself, a link or a pipe, is not written to.
+
+        On a full disk the file is empty, and there all the same; the error is told.
+        """
         part = self.home / "stop.part"
-        part.write_text(f"{grace_s:g}")
-        part.replace(self.stop)
+        try:
+            part.write_text(f"{grace_s:g}")
+        finally:
+            part.replace(self.stop)
 
     @property
     def result(self) -> Path:

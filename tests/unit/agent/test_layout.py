@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,20 @@ def test_the_order_to_stop_is_written_into_no_link_and_no_pipe(tmp_path: Path, t
         os.mkfifo(layout.stop)
     layout.tell_to_stop(30.0)
     assert (layout.stop.read_text(), other.read_text()) == ("30", "precious")
+
+
+def test_a_full_disk_still_has_the_stop_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = lay_out(tmp_path, None, a_spec())
+    layout.control.mkdir(parents=True)
+
+    def full(path: Path, _text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        layout.tell_to_stop(30.0)
+    assert layout.stop.exists()
 
 
 def gang_env(*, devices: bool, cloud: bool) -> dict[str, str]:
